@@ -1,0 +1,3 @@
+"""Ready-made layers, by family: ``plain`` and ``pydantic_ai``."""
+
+__all__: list[str] = []

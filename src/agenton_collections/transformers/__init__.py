@@ -1,0 +1,3 @@
+"""Transformers by target framework; import the module of the one you need."""
+
+__all__: list[str] = []

@@ -1,0 +1,74 @@
+"""Domain errors and the reason strings that ``run_failed`` events carry.
+
+Every message says what happened, what it means for the run, and which setting or field to change. No message may
+carry a secret.
+"""
+
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Value of ``run_failed.data.reason`` for kinds of failure this server decides itself (specification R6)."""
+
+    SHUTDOWN = "shutdown"
+    OWNER_LOST = "owner_lost"
+    STORE_UNAVAILABLE = "store_unavailable"
+    PHASE_TIMEOUT = "phase_timeout"
+    INCOMPLETE_STREAM = "incomplete_stream"
+    BINDING_LOST = "binding_lost"
+    CANCELLATION_OBSERVER = "cancellation_observer"
+
+
+class DifyAgentError(Exception):
+    """Base of every error this project raises on purpose."""
+
+
+class RunNotFoundError(DifyAgentError, LookupError):
+    """The run has no record: never created, or expired. HTTP 404."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__("run not found")
+        self.run_id = run_id
+
+
+class RunCancellationConflictError(DifyAgentError):
+    """A cancel request reached a run that had already succeeded or failed. HTTP 409."""
+
+    def __init__(self, run_id: str, status: str) -> None:
+        super().__init__(f"run already finished with status '{status}'")
+        self.run_id = run_id
+        self.status = status
+
+
+class SchedulerStoppingError(DifyAgentError):
+    """The process is shutting down and accepts no new run. HTTP 503."""
+
+    def __init__(self) -> None:
+        super().__init__("run scheduler is shutting down")
+
+
+class StoreUnavailableError(DifyAgentError):
+    """The store did not answer, or refused for a reason that may pass (down, loading, out of memory). HTTP 503.
+
+    Whether the operation took effect is unknown; every store operation is safe to repeat.
+    """
+
+    def __init__(self, cause: str) -> None:
+        super().__init__("run store is unavailable")
+        self.cause = cause
+
+
+class AgentRunValidationError(DifyAgentError, ValueError):
+    """A request-shaped failure found after the request was accepted: the run fails with this text, reason null."""
+
+
+class RunFailedError(DifyAgentError):
+    """Ends a run as failed with a text and, when set, a machine-readable reason."""
+
+    def __init__(self, message: str, *, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ModelNotAllowedError(AgentRunValidationError):
+    """The request names a model endpoint that the operator has not allowed."""

@@ -1,0 +1,1 @@
+"""Names that callers of the server package know: ``server.app.create_app`` and ``server.settings.ServerSettings``."""

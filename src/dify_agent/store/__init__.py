@@ -1,0 +1,1 @@
+"""The durable run log in Redis: records, events, cancel intents, owner keys."""

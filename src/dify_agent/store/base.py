@@ -1,0 +1,202 @@
+"""The store's port: what a run log must do, whatever holds it.
+
+Every operation is safe to repeat after an unknown outcome (a lost reply), and every implementation maps its own faults
+to `StoreUnavailableError`. Payloads are finished JSON text: a store never parses or re-encodes them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, Protocol
+
+from dify_agent.errors import DifyAgentError
+from dify_agent.protocol.event_id import EventId
+from dify_agent.protocol.schemas import RunStatus, RunStatusResponse
+
+_TYPE_MARK = b'"type":"'
+
+
+class RecordUnreadableError(DifyAgentError, ValueError):
+    """The run's record exists but is not a record: another program wrote it. Nothing is written to such a run."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__("the run's record in the store cannot be read")
+        self.run_id = run_id
+
+
+class RunExistsError(DifyAgentError):
+    """A run with this id has been created before, by another call. Nothing was changed."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__("a run with this id exists already")
+        self.run_id = run_id
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """One event as it lies in the log. ``payload`` is the event's JSON without its ``id``."""
+
+    id: EventId
+    payload: bytes
+
+    @property
+    def type(self) -> str:
+        """The envelope's ``type``.
+
+        The envelope writes only ``run_id`` (a UUID) and ``created_at`` before it, so the first mark is the right one.
+        """
+        start = self.payload.index(_TYPE_MARK) + len(_TYPE_MARK)
+        return self.payload[start : self.payload.index(b'"', start)].decode()
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether this event ends the run."""
+        return self.type in ("run_succeeded", "run_failed", "run_cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """Events after a cursor, oldest first, with the run's status read in the same step."""
+
+    status: RunStatus
+    events: tuple[StoredEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The replica that executes a run. ``epoch`` tells two lives of one owner id apart."""
+
+    id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelIntent:
+    """A durably accepted wish to cancel. The first one of a run wins."""
+
+    reason: str | None
+    message: str | None
+    requested_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class AppendBatch:
+    """Events of one run to append in one step, in order.
+
+    ``expected_top`` is the id that must be the newest in the log (`START` for an empty one); ids of ``events`` follow
+    it.
+    """
+
+    run_id: str
+    expected_top: EventId
+    events: tuple[StoredEvent, ...]
+
+
+AppendOutcome = Literal["appended", "sealed", "gap", "missing"]
+"""``appended``: all events of the batch are in the log (now or since an earlier try). ``sealed``: the run is no longer
+running, nothing was written. ``gap``: the log's newest id is neither the expected one nor one of the batch, nothing was
+written. ``missing``: the run has no record any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """What ends a run: the record's final text and the terminal event's payload, both finished."""
+
+    run_id: str
+    record: RunStatusResponse
+    payload: bytes
+    ms: int
+    """Owner's clock, milliseconds since the epoch. The event takes the top's ordinal + 1, and never a smaller time."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinalizeOutcome:
+    """Result of a terminal transition (protocol 5.5).
+
+    ``applied`` is also true when an earlier try of this very transition had been applied and only its reply was lost.
+    Not applied with status ``running`` means, for success and failure: a cancellation intent won; for a cancellation:
+    there is no intent.
+    """
+
+    applied: bool
+    status: RunStatus
+    event_id: EventId | None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelOutcome:
+    """Result of a cancel request: the run's status, and the owner to tell when an intent now waits for it."""
+
+    status: RunStatus
+    owner_id: str | None
+
+
+class RunStore(Protocol):
+    """The run log. All methods raise `StoreUnavailableError` when the store does not answer or cannot write now."""
+
+    async def ping(self) -> None:
+        """Return when the store answers."""
+
+    async def create_run(self, record: RunStatusResponse, owner: Owner) -> None:
+        """Note the run in the owner's set, then write record and owner key in one step."""
+
+    async def read_record(self, run_id: str) -> RunStatusResponse | None:
+        """The run's record, or None when there is none."""
+
+    async def append(self, batches: Sequence[AppendBatch]) -> Sequence[AppendOutcome | Exception]:
+        """Append several batches of different runs in one round trip; one result per batch, in order.
+
+        A batch whose outcome is unknown gets a `StoreUnavailableError` in its place; the others stand.
+        """
+
+    async def finalize(self, terminal: Terminal) -> FinalizeOutcome:
+        """End the run as succeeded or failed, unless it has ended or an intent exists. Seals the log.
+
+        Raises:
+            RunNotFoundError: the run has no record.
+        """
+
+    async def finalize_cancel(self, terminal: Terminal) -> FinalizeOutcome:
+        """End the run as cancelled if an intent exists, and delete the intent. Seals the log.
+
+        Raises:
+            RunNotFoundError: the run has no record.
+        """
+
+    async def request_cancel(self, run_id: str, intent: CancelIntent) -> CancelOutcome:
+        """Store the intent if the run is running and has none.
+
+        Raises:
+            RunNotFoundError: the run has no record.
+        """
+
+    async def read_intent(self, run_id: str) -> CancelIntent | None:
+        """The run's accepted intent, if any."""
+
+    async def read_intents(self, run_ids: Sequence[str]) -> dict[str, CancelIntent]:
+        """The accepted intents among many runs: the sweep."""
+
+    async def read_events(self, run_id: str, after: EventId, limit: int) -> EventPage:
+        """At most ``limit`` events strictly after ``after``, oldest first.
+
+        Raises:
+            RunNotFoundError: the run has no record.
+        """
+
+    async def heartbeat(self, owner: Owner, lease_seconds: float) -> None:
+        """Renew the owner's lease and the life of its keys."""
+
+    async def touch_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
+        """Refresh the TTL of live runs, so that a silent one outlives the retention."""
+
+    async def release_run(self, owner: Owner, run_id: str) -> None:
+        """Take a finished run out of the owner's set."""
+
+    async def retire(self, owner: Owner) -> None:
+        """Delete the owner's own keys after a drained shutdown."""
+
+    async def ring(self, owner_id: str, run_id: str) -> None:
+        """Put a run id into a replica's inbox: 'look at its intent'."""
+
+    async def read_inbox(self, owner: Owner, after: str, block_seconds: float) -> list[tuple[str, str]]:
+        """Wait for inbox entries behind ``after``: (entry id, run id), possibly none."""

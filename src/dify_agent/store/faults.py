@@ -1,0 +1,45 @@
+"""The store's edge: which faults of Redis mean 'unavailable now', by table. Nothing above the edge knows coredis."""
+
+import trio
+from coredis import exceptions as coredis_errors
+
+from dify_agent.concurrency.groups import holds_cancelled, leaves
+from dify_agent.errors import StoreUnavailableError
+
+_PASSING_TYPES = (
+    coredis_errors.ConnectionError,  # includes LOADING and "max number of clients reached"
+    coredis_errors.ReadOnlyError,
+    coredis_errors.ClusterDownError,
+    coredis_errors.TryAgainError,
+    coredis_errors.UnblockedError,
+    coredis_errors.ExecAbortError,
+    coredis_errors.AuthenticationError,  # a rotated password: the operator's to mend, not the run's fault
+    coredis_errors.AuthorizationError,
+    OSError,  # includes TimeoutError
+    trio.TooSlowError,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+)
+_PASSING_CODES = ("OOM", "BUSY", "MISCONF", "MASTERDOWN", "NOREPLICAS", "LOADING", "READONLY", "UNKILLABLE", "BUSYKEY")
+_MAX_CAUSE = 200
+
+
+def translate(error: Exception) -> Exception:
+    """The domain error for a fault that may pass, else ``error`` itself: a programming error stays one.
+
+    The cause's text comes from the server or the operating system and never holds a credential; commands, whose
+    arguments could, are not part of it.
+    """
+    if holds_cancelled(error) or isinstance(error, StoreUnavailableError):
+        return error
+    found = list(leaves(error))
+    if not all(_passing(leaf) for leaf in found):
+        return error
+    first = found[0]
+    return StoreUnavailableError(f"{type(first).__name__}: {first}"[:_MAX_CAUSE])
+
+
+def _passing(error: BaseException) -> bool:
+    if isinstance(error, _PASSING_TYPES):
+        return True
+    return isinstance(error, coredis_errors.ResponseError) and str(error).split(" ", 1)[0] in _PASSING_CODES

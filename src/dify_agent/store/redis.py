@@ -1,0 +1,285 @@
+"""The run log in Redis (protocol 5, keys by R1, ids by R2).
+
+Each transition is one Lua script, so a reader or a rival replica sees all of it or nothing. Every key is written
+together with its TTL. Replies are bytes from end to end; only ids and the few words that scripts answer are decoded.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from itertools import islice
+from typing import Any, cast
+
+from pydantic import BaseModel, ValidationError
+
+from dify_agent.errors import RunNotFoundError, StoreUnavailableError
+from dify_agent.protocol.event_id import EventId
+from dify_agent.protocol.schemas import RunStatus, RunStatusResponse
+from dify_agent.store.base import (
+    AppendBatch,
+    AppendOutcome,
+    CancelIntent,
+    CancelOutcome,
+    EventPage,
+    FinalizeOutcome,
+    Owner,
+    RecordUnreadableError,
+    RunExistsError,
+    StoredEvent,
+    Terminal,
+)
+from dify_agent.store.connections import Argument, Call, Command, Connections, Reply, open_connections
+from dify_agent.store.keys import Keys
+from dify_agent.store.lua import APPEND, CREATE, FINALIZE, FINALIZE_CANCEL, REQUEST_CANCEL, TOUCH, Script
+from dify_agent.store.urls import parse_store_url
+
+_INBOX_LENGTH = 1000
+_INBOX_READ = 100
+_SWEEP = 500
+"""Runs per round trip in operations over many runs, so that none holds the server for long."""
+_LAST = EventId((1 << 64) - 1, (1 << 64) - 1)
+
+
+class _Intent(BaseModel, extra="forbid"):
+    """The intent's JSON (protocol 5.3)."""
+
+    reason: str | None
+    message: str | None
+    requested_at: datetime
+
+
+class RedisRunStore:
+    """`dify_agent.store.base.RunStore` on Redis or Valkey. Made by `open_redis_store`."""
+
+    def __init__(self, connections: Connections, keys: Keys, *, retention_seconds: int, max_length: int) -> None:
+        self._connections = connections
+        self._keys = keys
+        self._retention = retention_seconds
+        self._max_length = max_length
+
+    async def ping(self) -> None:
+        await self._all(Command(b"PING"))
+
+    async def create_run(self, record: RunStatusResponse, owner: Owner) -> None:
+        """See the port.
+
+        Raises:
+            RunExistsError: another run, or another owner's, has this id.
+        """
+        run_id, owned = record.run_id, self._keys.runs(owner.id)
+        create = self._call(CREATE, run_id, _record_text(record), f"{owner.epoch}:{owner.id}", self._retention)
+        *_, reply = await self._all(Command(b"SADD", (owned, run_id)), self._expire(owned), create)
+        if reply != b"created":
+            raise RunExistsError(run_id)
+
+    async def read_record(self, run_id: str) -> RunStatusResponse | None:
+        (text,) = await self._all(Command(b"GET", (self._keys.record(run_id),)))
+        return None if text is None else _read_record(run_id, text)
+
+    async def append(self, batches: Sequence[AppendBatch]) -> Sequence[AppendOutcome | Exception]:
+        calls = [self._append_call(batch) for batch in batches]
+        try:
+            replies = await self._connections.execute(calls)
+        except StoreUnavailableError as error:
+            return [error] * len(batches)
+        return [_append_outcome(batch, reply) for batch, reply in zip(batches, replies, strict=True)]
+
+    def _append_call(self, batch: AppendBatch) -> Call:
+        arguments: list[Argument] = [str(batch.expected_top), self._max_length, self._retention]
+        previous = batch.expected_top
+        for event in batch.events:
+            if event.id <= previous:
+                raise ValueError("the ids of a batch must ascend from its expected top")
+            arguments += [str(event.id), event.payload]
+            previous = event.id
+        return self._call(APPEND, batch.run_id, *arguments)
+
+    async def finalize(self, terminal: Terminal) -> FinalizeOutcome:
+        return await self._finalize(FINALIZE, terminal)
+
+    async def finalize_cancel(self, terminal: Terminal) -> FinalizeOutcome:
+        return await self._finalize(FINALIZE_CANCEL, terminal)
+
+    async def _finalize(self, script: Script, terminal: Terminal) -> FinalizeOutcome:
+        run_id, record = terminal.run_id, terminal.record
+        arguments = (_record_text(record), terminal.payload, terminal.ms, self._max_length, self._retention)
+        (reply,) = await self._all(self._call(script, run_id, *arguments))
+        word, *rest = _words(reply)
+        if word == "applied":
+            return FinalizeOutcome(applied=True, status=record.status, event_id=EventId.parse(rest[0]))
+        if word == "missing":
+            raise RunNotFoundError(run_id)
+        return FinalizeOutcome(applied=False, status=_status(run_id, rest[0]), event_id=None)
+
+    async def request_cancel(self, run_id: str, intent: CancelIntent) -> CancelOutcome:
+        (reply,) = await self._all(self._call(REQUEST_CANCEL, run_id, _intent_text(intent), self._retention))
+        word, *rest = _words(reply)
+        if word == "missing":
+            raise RunNotFoundError(run_id)
+        _, _, owner_id = rest[0].partition(":") if rest else ("", "", "")
+        return CancelOutcome(status=_status(run_id, word), owner_id=owner_id or None)
+
+    async def read_intent(self, run_id: str) -> CancelIntent | None:
+        return (await self.read_intents([run_id])).get(run_id)
+
+    async def read_intents(self, run_ids: Sequence[str]) -> dict[str, CancelIntent]:
+        found = {}
+        for chunk in _chunks(run_ids):
+            replies = await self._all(
+                *(Command(b"XRANGE", (self._keys.intent(run_id), "-", "+", "COUNT", 1)) for run_id in chunk)
+            )
+            for run_id, entries in zip(chunk, replies, strict=True):
+                for _, payload in _entries(entries):
+                    found[run_id] = _read_intent(payload)
+        return found
+
+    async def read_events(self, run_id: str, after: EventId, limit: int) -> EventPage:
+        read = [Command(b"GET", (self._keys.record(run_id),))]
+        if after < _LAST and limit > 0:  # nothing lies behind the last id, and Redis refuses the question
+            read.append(Command(b"XRANGE", (self._keys.events(run_id), f"({after}", "+", "COUNT", limit)))
+        *_, reply = await self._all(Command(b"MULTI"), *read, Command(b"EXEC"))
+        record, *entries = cast("list[Any]", reply)
+        if record is None:
+            raise RunNotFoundError(run_id)
+        events = (StoredEvent(_event_id(key), payload) for page in entries for key, payload in _entries(page))
+        return EventPage(status=_read_record(run_id, record).status, events=tuple(events))
+
+    async def heartbeat(self, owner: Owner, lease_seconds: float) -> None:
+        keys = self._keys
+        await self._all(
+            Command(b"SET", (keys.alive(owner.id), owner.epoch, "PX", max(1, round(lease_seconds * 1000)))),
+            Command(b"SADD", (keys.owners, owner.id)),
+            *map(self._expire, (keys.owners, keys.runs(owner.id), keys.inbox(owner.id), keys.doorbell(owner.id))),
+        )
+
+    async def touch_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
+        # The set is written anew as well: a failover may have lost the entry that create had made.
+        owned = self._keys.runs(owner.id)
+        for chunk in _chunks(run_ids):
+            refresh = (self._call(TOUCH, run_id, self._retention) for run_id in chunk)
+            await self._all(Command(b"SADD", (owned, *chunk)), self._expire(owned), *refresh)
+
+    async def release_run(self, owner: Owner, run_id: str) -> None:
+        await self._all(Command(b"SREM", (self._keys.runs(owner.id), run_id)))
+
+    async def retire(self, owner: Owner) -> None:
+        keys = self._keys
+        own = (keys.alive(owner.id), keys.runs(owner.id), keys.inbox(owner.id), keys.doorbell(owner.id))
+        await self._all(Command(b"DEL", own), Command(b"SREM", (keys.owners, owner.id)))
+
+    async def ring(self, owner_id: str, run_id: str) -> None:
+        inbox = self._keys.inbox(owner_id)
+        add = Command(b"XADD", (inbox, "MAXLEN", "~", _INBOX_LENGTH, "*", "run", run_id))
+        await self._all(add, self._expire(inbox))
+
+    async def read_inbox(self, owner: Owner, after: str, block_seconds: float) -> list[tuple[str, str]]:
+        """See the port. ``after`` is the last entry id read, ``0-0`` at the start; ``$`` would miss earlier ones."""
+        inbox = self._keys.inbox(owner.id)
+        block = max(1, round(block_seconds * 1000))  # 0 would mean for ever
+        read = Command(b"XREAD", ("COUNT", _INBOX_READ, "BLOCK", block, "STREAMS", inbox, after))
+        (reply,) = await self._all(read, block_seconds=block_seconds)
+        streams = cast("dict[bytes, Any]", reply or {})
+        return [(key.decode(), value.decode()) for entries in streams.values() for key, value in _entries(entries)]
+
+    async def _all(self, *items: Command | Call, block_seconds: float = 0) -> list[Reply]:
+        # For operations that stand or fall as one: the first error is raised.
+        replies = await self._connections.execute(items, block_seconds=block_seconds)
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+    def _call(self, script: Script, run_id: str, *arguments: Argument) -> Call:
+        return Call(script, self._keys.run(run_id), arguments)
+
+    def _expire(self, key: str) -> Command:
+        return Command(b"EXPIRE", (key, self._retention))
+
+
+@asynccontextmanager
+async def open_redis_store(
+    url: str,
+    *,
+    prefix: str = "dify-agent",
+    retention_seconds: int = 7200,
+    max_length: int = 5000,
+    command_timeout: float = 5,
+    max_connections: int = 64,
+) -> AsyncIterator[RedisRunStore]:
+    """Open the store at ``url``; enter it in a task that outlives all its users.
+
+    Nothing is sent yet, so a server that is down shows at the first operation (`RedisRunStore.ping`).
+
+    Args:
+        url: see `dify_agent.store.urls`.
+        prefix: of all keys; without braces.
+        retention_seconds: TTL of every key but the lease.
+        max_length: approximate length limit of each run's log, in events.
+        command_timeout: seconds for one round trip, waiting for a connection included; blocking reads add to it.
+        max_connections: further callers wait.
+
+    Raises:
+        ValueError: unusable URL, prefix or number, or a kind of deployment not supported yet. Never repeats the URL.
+        ExceptionGroup: whatever the body raises, as from any nursery.
+    """
+    keys, parsed = Keys(prefix), parse_store_url(url)
+    if retention_seconds < 1 or max_length < 1:
+        raise ValueError("retention and stream length must be at least 1")
+    async with open_connections(parsed, limit=max_connections, timeout=command_timeout) as connections:
+        yield RedisRunStore(connections, keys, retention_seconds=retention_seconds, max_length=max_length)
+
+
+def _append_outcome(batch: AppendBatch, reply: Reply) -> AppendOutcome | Exception:
+    if isinstance(reply, Exception):
+        return reply
+    word = cast("bytes", reply).decode()
+    if word == "unreadable":
+        return RecordUnreadableError(batch.run_id)
+    return cast("AppendOutcome", word)
+
+
+def _record_text(record: RunStatusResponse) -> str:
+    return record.model_dump_json()
+
+
+def _read_record(run_id: str, text: Reply) -> RunStatusResponse:
+    try:
+        return RunStatusResponse.model_validate_json(cast("bytes", text))
+    except ValidationError:
+        raise RecordUnreadableError(run_id) from None
+
+
+def _status(run_id: str, word: str) -> RunStatus:
+    if word not in ("running", "succeeded", "failed", "cancelled"):
+        raise RecordUnreadableError(run_id)
+    return cast("RunStatus", word)
+
+
+def _intent_text(intent: CancelIntent) -> str:
+    return _Intent(reason=intent.reason, message=intent.message, requested_at=intent.requested_at).model_dump_json()
+
+
+def _read_intent(text: bytes) -> CancelIntent:
+    intent = _Intent.model_validate_json(text)
+    return CancelIntent(reason=intent.reason, message=intent.message, requested_at=intent.requested_at)
+
+
+def _words(reply: Reply) -> list[str]:
+    return [word.decode() for word in cast("list[bytes]", reply)]
+
+
+def _entries(reply: Reply) -> Iterator[tuple[bytes, bytes]]:
+    """Id and the one field's value of each entry of a stream range."""
+    for key, fields in cast("list[tuple[bytes, list[bytes]]]", reply):
+        yield key, fields[1]
+
+
+def _event_id(text: bytes) -> EventId:
+    ms, _, n = text.partition(b"-")
+    return EventId(int(ms), int(n))
+
+
+def _chunks(run_ids: Sequence[str]) -> Iterator[list[str]]:
+    rest = iter(run_ids)
+    while chunk := list(islice(rest, _SWEEP)):
+        yield chunk

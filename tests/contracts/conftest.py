@@ -1,0 +1,53 @@
+"""Servers and stores for the contract suites. One server per test process; every test has a key prefix of its own."""
+
+import shutil
+import uuid
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import redis
+import trio
+from tests.contracts.store_support import CheckedStore, StoreServer
+
+from dify_agent.store.embedded import running_server, valkey_binary
+from dify_agent.store.redis import RedisRunStore, open_redis_store
+
+_NO_REDIS = "no redis-server on PATH; to run these tests: apt-get install redis-server"
+
+
+@pytest.fixture(scope="session", params=["valkey", pytest.param("redis", marks=pytest.mark.real_redis)])
+def store_server(request: pytest.FixtureRequest) -> Iterator[StoreServer]:
+    """A server on a private unix socket: the embedded Valkey, or the real Redis that is installed here."""
+    binary = valkey_binary() if request.param == "valkey" else shutil.which("redis-server")
+    if binary is None:
+        pytest.skip(_NO_REDIS)
+    with running_server(binary, {}) as process:
+        trio.run(process.wait_ready)
+        with redis.Redis(unix_socket_path=str(process.socket)) as witness:
+            yield StoreServer(process.url, process.socket, witness)
+
+
+@pytest.fixture
+def prefix(store_server: StoreServer) -> Iterator[str]:
+    name = f"t-{uuid.uuid4().hex}"
+    yield name
+    for key in store_server.witness.scan_iter(match=f"{name}*", count=1000):
+        store_server.witness.delete(key)
+
+
+@pytest.fixture
+def witness(store_server: StoreServer) -> redis.Redis:
+    """An independent, synchronous client, which sees what the store really wrote."""
+    return store_server.witness
+
+
+@pytest.fixture
+async def bare_store(store_server: StoreServer, prefix: str) -> AsyncIterator[RedisRunStore]:
+    async with open_redis_store(store_server.url, prefix=prefix, retention_seconds=600, max_length=100) as opened:
+        yield opened
+
+
+@pytest.fixture
+def store(bare_store: RedisRunStore, witness: redis.Redis, prefix: str) -> CheckedStore:
+    """The store under test; each operation is followed by a check of every key's TTL."""
+    return CheckedStore(bare_store, witness, prefix, retention_seconds=600)

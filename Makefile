@@ -1,0 +1,66 @@
+# Everything starts here. A fresh machine needs Python 3.11+ and make; the targets install the rest into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check
+WORKERS ?= 2
+# 109: ports document a bound in seconds as a parameter. 114, 128: a task_status that is passed on counts as unused.
+# 9xx: opt-in rules about checkpoints on every path.
+ASYNC_RULES := --disable ASYNC109,ASYNC114,ASYNC128,ASYNC900,ASYNC910,ASYNC911,ASYNC912,ASYNC913
+
+.PHONY: help demo dev test test-all check format lint types imports unit bench soak clean
+
+help:  ## Show the targets
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/.runtime: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[server,embedded]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(VENV)/.runtime
+
+demo: $(VENV)/.runtime  ## Start a server, run an agent, print its live events
+	$(BIN)/dify-agent demo
+
+dev: $(VENV)/.runtime  ## Serve on :5050 with an embedded Valkey until Ctrl-C
+	$(BIN)/dify-agent dev
+
+test: check unit  ## Checks and tests, at most ten minutes on two cores
+
+check: lint types imports  ## ruff, flake8-async, mypy --strict, import-linter
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	git ls-files -co --exclude-standard 'src/*.py' 'tests/*.py' 'bench/*.py' | xargs $(BIN)/flake8-async $(ASYNC_RULES)
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports --no-logo
+
+format: $(VENV)/.dev  ## Rewrite the sources in the house's form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+unit: $(VENV)/.dev
+	$(BIN)/pytest -n $(WORKERS) -m 'not full and not soak and not real_redis'
+
+test-all: check  ## Adds longer counts, a real Redis and every newer interpreter found
+	$(BIN)/pytest -n $(WORKERS) -m 'not soak'
+	$(BIN)/python tests/interpreters.py
+
+soak: $(VENV)/.dev  ## The full counts; run by hand
+	$(BIN)/pytest -n $(WORKERS)
+
+bench: $(VENV)/.dev  ## Ratios measured in one run; writes build/bench.json
+	$(BIN)/python -m bench
+
+clean:  ## Remove what the targets made
+	rm -rf $(VENV) .venv-* build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

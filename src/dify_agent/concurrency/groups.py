@@ -1,0 +1,35 @@
+"""The only place that flattens exception groups.
+
+Trio's groups are strict. A few of our APIs promise a single error, because the wire has room for one; they call
+``first_error``. Everything else lets nested groups through.
+"""
+
+from collections.abc import Iterator
+
+import trio
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """Every error that is not a group, depth first, in the order the groups hold them."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The error to report for ``error``: its first leaf that is not a cancellation, else its first leaf.
+
+    A group is left as the context, so a traceback still shows all of it.
+    """
+    found = list(leaves(error))
+    for leaf in found:
+        if not isinstance(leaf, trio.Cancelled):
+            return leaf
+    return found[0]
+
+
+def holds_cancelled(error: BaseException) -> bool:
+    """Whether a ``trio.Cancelled`` is among the leaves: such an error must keep travelling up."""
+    return any(isinstance(leaf, trio.Cancelled) for leaf in leaves(error))

@@ -1,0 +1,32 @@
+"""What every test gets: an absolute time limit (pytest-timeout), a leak check, and loud skips."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+ENABLE_REDIS = "apt-get install redis-server && make test-all"
+
+
+@pytest.fixture(autouse=True)
+def no_threads_left() -> Iterator[None]:
+    """A test that leaves a thread behind has left work behind.
+
+    Trio keeps idle worker threads for a while; they wait for work and do none.
+    """
+    before = set(threading.enumerate())
+    yield
+    left = [
+        thread
+        for thread in threading.enumerate()
+        if thread not in before and thread.is_alive() and not thread.name.startswith("Trio thread")
+    ]
+    assert not left, f"threads left running: {left}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was skipped, each with the command that enables it."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    for report in skipped:
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        terminalreporter.write_line(f"!! SKIPPED {report.nodeid}: {reason}", yellow=True, bold=True)

@@ -1,0 +1,99 @@
+"""What a run actor needs of the agent loop, and what layers must supply to it.
+
+The vocabulary is Pydantic AI's: models, messages, tools, usage and stream events. The loop adds one call,
+`run_agent_loop` (in ``loop.run``), that has this module's types in its signature.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import trio
+from pydantic import JsonValue, TypeAdapter
+from pydantic_ai.messages import AgentStreamEvent, ModelMessage, UserContent
+from pydantic_ai.models import Model
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, Tool
+from pydantic_ai.usage import RunUsage
+
+EventSink = Callable[[AgentStreamEvent], Awaitable[None]]
+"""Takes each event in order, from the loop's own task. May wait (backpressure) and may raise (the run then ends with
+it).
+
+The event may share its part object with the stream: a sink that keeps an event past its return copies or serialises
+it."""
+
+OUTPUT_TOOL_NAME = "final_output"
+DEFAULT_REQUEST_LIMIT = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputContract:
+    """Structured output: the run ends with an accepted call of the tool ``final_output``."""
+
+    json_schema: Mapping[str, Any]
+    """The schema the model sees: an object schema, ``title`` is ``final_output``, without ``description``."""
+    validator: TypeAdapter[Any]
+    """Validates the arguments, by ``validate_json`` or ``validate_python``."""
+    description: str | None = None
+    strict: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopRequest:
+    """Everything one run of the loop is given. Times are seconds."""
+
+    model: Model
+    history: Sequence[ModelMessage] = ()
+    prompt: str | Sequence[UserContent] | None = None
+    deferred_results: DeferredToolResults | None = None
+    instructions: Sequence[str] = ()
+    """System prompts, one per fragment, blank ones already dropped."""
+    tools: Sequence[Tool[Any]] = ()
+    """Function tools, and external ones (whose ``prepare`` yields ``kind='external'``)."""
+    output: OutputContract | None = None
+    """None: the run's output is text."""
+    allow_deferred: bool = False
+    model_settings: ModelSettings | None = None
+    request_limit: int = DEFAULT_REQUEST_LIMIT
+    tool_concurrency: int = 16
+    tool_threads: trio.CapacityLimiter | None = None
+    """Process-wide limit of worker threads for sync tools; None: Trio's default limiter."""
+    cancel_timeout: float = 10.0
+    """How long a cancelled sync tool's thread is waited for before it is abandoned (``CANCEL_TIMEOUT_SECONDS``)."""
+
+
+@dataclass(slots=True)
+class Capture:
+    """What the loop has produced so far. Filled in place, so that it is whole at every ending, cancelled or not."""
+
+    messages: list[ModelMessage] = field(default_factory=list)
+    """History given plus everything added. Empty: the loop never bound any messages."""
+    usage: RunUsage = field(default_factory=RunUsage)
+
+
+LoopResult = str | JsonValue | DeferredToolRequests
+"""Text, the accepted structured output (a JSON object), or the calls left for the outside."""
+
+
+@runtime_checkable
+class ModelLayer(Protocol):
+    """A layer that can be the run's ``llm``."""
+
+    def get_model(self) -> Model:
+        """The model to drive, owned by whoever built it.
+
+        Raises:
+            ValueError, RuntimeError, TypeError, KeyError: the configuration cannot be served; the run fails with the
+                text.
+        """
+
+    def get_model_settings(self) -> ModelSettings | None:
+        """Settings to send with each request."""
+
+
+@runtime_checkable
+class OutputLayer(Protocol):
+    """A layer that fixes the run's structured output."""
+
+    def output_contract(self) -> OutputContract: ...

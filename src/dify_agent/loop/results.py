@@ -1,0 +1,94 @@
+"""Parts that answer a tool call, and the clean-up of validation errors in them."""
+
+from typing import Any, Literal
+
+from pydantic import ValidationError
+from pydantic_ai.exceptions import ModelRetry, ToolFailed, UserError
+from pydantic_ai.messages import RetryInfo, ToolCallPart, ToolReturn, ToolReturnPart, UserContent
+from pydantic_core import to_jsonable_python
+
+RetryCause = Literal["validation_error", "model_retry", "unknown_tool"]
+UserExtra = str | list[UserContent] | None
+"""What a tool adds for the model beside its result; stored as a user part behind all results."""
+
+
+class UnknownToolError(ModelRetry):
+    """A call of a name that is not offered."""
+
+
+def status(call: ToolCallPart, text: str) -> ToolReturnPart:
+    """A result that the loop itself gives."""
+    return ToolReturnPart(tool_name=call.tool_name, content=text, tool_call_id=call.tool_call_id)
+
+
+def failed(call: ToolCallPart, error: ToolFailed) -> ToolReturnPart:
+    """The result of a tool that failed for good."""
+    return ToolReturnPart(
+        tool_name=call.tool_name, content=error.message, tool_call_id=call.tool_call_id, outcome="failed"
+    )
+
+
+def retried(
+    call: ToolCallPart,
+    error: ValidationError | ModelRetry,
+    *,
+    attempt: int | None = None,
+    max_retries: int | None = None,
+) -> ToolReturnPart:
+    """The result that asks the model to call again."""
+    cause: RetryCause = "model_retry"
+    if isinstance(error, ValidationError):
+        cause = "validation_error"
+    elif isinstance(error, UnknownToolError):
+        cause = "unknown_tool"
+    return ToolReturnPart(
+        tool_name=call.tool_name,
+        content=error_details(error) if isinstance(error, ValidationError) else error.message,
+        tool_call_id=call.tool_call_id,
+        outcome="retried",
+        retry=RetryInfo(cause=cause, attempt=attempt, max_retries=max_retries),
+    )
+
+
+def returned(call: ToolCallPart, value: Any) -> tuple[ToolReturnPart, UserExtra]:
+    """The result of a tool that returned ``value``.
+
+    Raises:
+        UserError: ``value`` is a list that holds ``ToolReturn`` objects; only the whole result may be one.
+    """
+    if not isinstance(value, ToolReturn):
+        if isinstance(value, list) and any(isinstance(item, ToolReturn) for item in value):
+            raise UserError(
+                f"The return value of tool {call.tool_name!r} contains invalid nested `ToolReturn` objects. "
+                "`ToolReturn` should be used directly."
+            )
+        value = ToolReturn(return_value=value)
+    part = ToolReturnPart(
+        tool_name=call.tool_name,
+        content=value.return_value,
+        tool_call_id=call.tool_call_id,
+        metadata=value.metadata,
+    )
+    extra = value.content or None
+    return part, extra if extra is None or isinstance(extra, str) else list(extra)
+
+
+def error_details(error: ValidationError) -> list[dict[str, Any]]:
+    """The errors as JSON data, with the value that failed as a whole only once.
+
+    Errors at the root, or one level below, repeat the same input; for a large one that fills the model's context.
+    """
+    details = error.errors(include_url=False, include_context=False)
+    cleaned: list[dict[str, Any]] = []
+    first_input: Any = None
+    first_seen = False
+    for detail in details:
+        entry: dict[str, Any] = dict(detail)
+        if len(detail["loc"]) <= 1:
+            if first_seen and detail["input"] == first_input:
+                del entry["input"]
+            elif not first_seen:
+                first_input, first_seen = detail["input"], True
+        cleaned.append(entry)
+    data: list[dict[str, Any]] = to_jsonable_python(cleaned, serialize_unknown=True)
+    return data

@@ -1,0 +1,1 @@
+"""From an agent event to the exact JSON that readers get: coalescing and the envelope. No I/O."""

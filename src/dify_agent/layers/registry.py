@@ -1,0 +1,35 @@
+"""Which layer types this server knows, and what the rest of the runtime needs to name of them."""
+
+from typing import Any
+
+from agenton.compositor import LayerProvider
+from agenton_collections.layers.plain import PromptLayer
+from agenton_collections.layers.pydantic_ai import PydanticAIHistoryLayer
+from agenton_collections.transformers.pydantic_ai import PYDANTIC_AI_TRANSFORMERS
+from dify_agent.layers.pydantic_ai_model.layer import PydanticAIModelLayer
+from dify_agent.layers.scripted_model.layer import ScriptedModelLayer
+from dify_agent.layers.scripted_tools.layer import ScriptedToolsLayer
+from dify_agent.loop.port import ModelLayer, OutputLayer
+from dify_agent.model.provider import ModelRegistry
+
+__all__ = [
+    "PYDANTIC_AI_TRANSFORMERS",
+    "ModelLayer",
+    "OutputLayer",
+    "PydanticAIHistoryLayer",
+    "create_layer_providers",
+]
+
+
+def create_layer_providers(*, models: ModelRegistry, scripted_layers: bool) -> tuple[LayerProvider[Any], ...]:
+    """One provider per type id. Without ``scripted_layers`` (``DIFY_AGENT_SCRIPTED_LAYERS``) the scripted types are
+    unknown: a run that names one fails as for any type that is not registered."""
+    providers: list[LayerProvider[Any]] = [
+        LayerProvider.from_layer_type(PromptLayer),
+        LayerProvider.from_layer_type(PydanticAIHistoryLayer),
+        LayerProvider.from_factory(layer_type=PydanticAIModelLayer, create=lambda _: PydanticAIModelLayer(models)),
+    ]
+    if scripted_layers:
+        providers.append(LayerProvider.from_layer_type(ScriptedModelLayer))
+        providers.append(LayerProvider.from_layer_type(ScriptedToolsLayer))
+    return tuple(providers)

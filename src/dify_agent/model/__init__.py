@@ -1,0 +1,1 @@
+"""Models a run can use: the scripted one and Pydantic AI's adapters."""

@@ -1,0 +1,244 @@
+"""One client connection: hypercorn's HTTP/1.1 protocol engine on a Trio socket, with a bound on every wait.
+
+hypercorn brings a connection class of its own (``hypercorn.trio.tcp_server``). This one replaces it because that one
+
+- shields each write without a limit, so a reader that stalls outlives every cancel scope and keeps the process from
+  ending
+  (measured with 0.18: still running 40 s after a 1 s grace);
+- closes with an ``await`` that a cancelled connection never gets past (pgjones/hypercorn#106);
+- closes at once after refusing a body that is still arriving, upon which the kernel resets the connection and the
+  client
+  may never see the answer.
+
+Everything about HTTP itself stays hypercorn's.
+"""
+
+import logging
+import socket
+import struct
+import sys
+from contextlib import suppress
+from http import HTTPStatus
+from itertools import chain
+from math import inf
+from typing import Final, cast
+
+import h11
+import trio
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.trio.task_group import TaskGroup
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import AppWrapper, ConnectionState
+from hypercorn.utils import parse_socket_addr
+
+from dify_agent.http.errors import JSON, error_body
+
+logger = logging.getLogger(__name__)
+
+RECEIVE_BYTES: Final = 64 * 1024
+SEND_BYTES: Final = 64 * 1024
+"""The stall clock starts anew with each piece of this size: a slow reader is no stalled reader."""
+
+HEADER_SECONDS: Final = 15.0
+"""From the first byte of a request to the last of its headers."""
+
+LINGER_SECONDS: Final = 2.0
+"""How long the rest of a refused body is read and dropped, so that the client reads the refusal instead of a reset."""
+
+_RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
+
+
+class Connection:
+    """Serves the requests of one client, in order, until either side ends.
+
+    Owns the nursery in which hypercorn runs the app, one task per request. Nothing that happens in it travels further
+    than `run`.
+    """
+
+    def __init__(
+        self,
+        app: AppWrapper,
+        config: Config,
+        context: WorkerContext,
+        stream: trio.SocketStream,
+        *,
+        stall_seconds: float,
+    ) -> None:
+        self._app = app
+        self._config = config
+        self._context = context
+        self._stream = stream
+        self._stall_seconds = stall_seconds
+        self._send_lock = trio.Lock()
+        self._sending: trio.CancelScope | None = None
+        self._reading: trio.CancelScope | None = None
+        self._read_deadline = inf
+        self._idle = True
+        self._lingering = False
+        self._protocol: _Http11
+
+    async def run(self) -> None:
+        """Serve until the connection is over. A fault ends this connection, is logged, and stops there."""
+        try:
+            await self._serve()
+        except* OSError:
+            pass
+        except* Exception as group:
+            logger.error("a connection failed", exc_info=group)
+        finally:
+            self._stream.socket.close()
+
+    def stop(self, stall_seconds: float) -> None:
+        """The server stops: end now if no request is in progress, and give a stalled reader ``stall_seconds`` more."""
+        self._stall_seconds = stall_seconds
+        if self._idle:
+            self._stop_reading()
+        if self._sending is not None:
+            self._sending.deadline = min(self._sending.deadline, trio.current_time() + stall_seconds)
+        set_user_timeout(self._stream.socket, stall_seconds)
+
+    async def _serve(self) -> None:
+        sock = self._stream.socket
+        client = parse_socket_addr(sock.family, sock.getpeername())
+        server = parse_socket_addr(sock.family, sock.getsockname())
+        async with trio.open_nursery() as nursery:
+            self._protocol = _Http11(
+                self._app,
+                self._config,
+                self._context,
+                _NurseryTaskGroup(nursery),
+                ConnectionState({}),
+                False,
+                client,
+                server,
+                self._handle,
+            )
+            self._read_deadline = trio.current_time() + self._config.keep_alive_timeout
+            await self._read_requests()
+
+    async def _read_requests(self) -> None:
+        """Feed the protocol until end of file, a deadline or `_stop_reading`; then tell it that the client has gone."""
+        data = b"-"
+        while data:
+            with trio.CancelScope(deadline=self._read_deadline) as self._reading:
+                try:
+                    data = bytes(await self._stream.receive_some(RECEIVE_BYTES))
+                except (trio.BrokenResourceError, trio.ClosedResourceError):
+                    break
+            if self._reading.cancelled_caught:
+                break
+            if not self._lingering:
+                was_idle = self._idle
+                await self._protocol.handle(RawData(data))
+                if was_idle and self._idle:
+                    self._move_read_deadline(min(self._read_deadline, trio.current_time() + HEADER_SECONDS))
+        await self._protocol.handle(Closed())
+
+    async def _handle(self, event: Event) -> None:
+        """What the protocol asks for."""
+        if isinstance(event, RawData):
+            if event.data:
+                await self._send(event.data)
+        elif isinstance(event, Updated):
+            self._idle = event.idle
+            self._move_read_deadline(trio.current_time() + self._config.keep_alive_timeout if event.idle else inf)
+        elif isinstance(event, Closed):
+            self._end()
+
+    async def _send(self, data: bytes) -> None:
+        """Write in pieces, each within the stall bound; cut the connection when it is spent.
+
+        Shielded from the first step: the protocol counts these bytes as sent, so a cancelled write would leave a
+        connection that says one thing and believes another (a lost last chunk on a connection kept alive).
+        """
+        with trio.move_on_after(self._stall_seconds, shield=True) as waiting:
+            await self._send_lock.acquire()
+        if not waiting.cancelled_caught:
+            try:
+                if await self._send_pieces(memoryview(data)):
+                    return
+            finally:
+                self._send_lock.release()
+        self._cut()
+        await self._protocol.handle(Closed())
+
+    async def _send_pieces(self, view: memoryview) -> bool:
+        """Whether all of ``view`` went out."""
+        for start in range(0, len(view), SEND_BYTES):
+            try:
+                with trio.move_on_after(self._stall_seconds, shield=True) as self._sending:
+                    await self._stream.send_all(view[start : start + SEND_BYTES])
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return False
+            if self._sending.cancelled_caught:
+                logger.info("a reader took nothing for %g s: its connection is cut", self._stall_seconds)
+                return False
+        return True
+
+    def _end(self) -> None:
+        """No further byte will be sent. Close, or first drop what is left of a request that was answered early."""
+        with suppress(OSError):
+            self._stream.socket.shutdown(socket.SHUT_WR)
+        if self._protocol.request_unfinished:
+            self._lingering = True
+            self._move_read_deadline(trio.current_time() + LINGER_SECONDS)
+        else:
+            self._stop_reading()
+
+    def _cut(self) -> None:
+        """Close so that the client sees a reset, not an end that looks regular."""
+        with suppress(OSError, trio.ClosedResourceError):
+            self._stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        self._stream.socket.close()
+        self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        self._move_read_deadline(-inf)
+
+    def _move_read_deadline(self, deadline: float) -> None:
+        self._read_deadline = deadline
+        if self._reading is not None:
+            self._reading.deadline = deadline
+
+
+class _NurseryTaskGroup(TaskGroup):
+    """hypercorn's task group over a nursery that its owner opened and closes."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        super().__init__()
+        self._nursery = nursery
+
+
+class _Http11(H11Protocol):
+    """HTTP/1.1 and nothing else, with JSON bodies for requests that cannot be read."""
+
+    @property
+    def request_unfinished(self) -> bool:
+        """Whether parts of the current request have yet to arrive."""
+        return self.connection.their_state is h11.SEND_BODY
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        """Ignore offers of HTTP/2, as a server may (RFC 9110, 7.8): there, disconnects go unnoticed (hypercorn#210)."""
+
+    async def _send_error_response(self, status_code: int) -> None:
+        status = HTTPStatus(status_code)
+        body = error_body(status.phrase)
+        headers = [
+            (b"content-type", JSON.encode()),
+            (b"content-length", b"%d" % len(body)),
+            (b"connection", b"close"),
+        ]
+        every = list(chain(headers, self.config.response_headers("h11")))
+        await self._send_h11_event(h11.Response(status_code=status_code, headers=every))
+        await self._send_h11_event(h11.Data(data=body))
+        await self._send_h11_event(h11.EndOfMessage())
+
+
+def set_user_timeout(sock: "socket.socket | trio.socket.SocketType", seconds: float) -> None:
+    """Let the kernel drop a peer that acknowledges nothing for ``seconds``. Linux has the option; elsewhere only the
+    stall bound of `Connection` works, which does not notice a peer that is gone while nothing is being sent."""
+    if sys.platform == "linux":
+        with suppress(OSError, trio.ClosedResourceError):
+            cast(socket.socket, sock).setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))

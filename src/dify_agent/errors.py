@@ -5,6 +5,10 @@ carry a secret.
 """
 
 from enum import StrEnum
+from typing import Final
+
+EMPTY_PROMPT: Final = "run.user_prompts must not be empty"
+"""Detail of the 422, and text of the failed run where the 422 could not be decided (decision D1)."""
 
 
 class Reason(StrEnum):

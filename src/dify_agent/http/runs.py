@@ -5,13 +5,14 @@ Order of checks: text that is not JSON (422), credentials (401), schema and quer
 """
 
 from collections.abc import Callable
+from contextlib import closing
 
 import trio
 from pydantic_core import to_json
 from quart import request
 from quart.wrappers import Response
 
-from dify_agent.errors import RunNotFoundError, SchedulerStoppingError
+from dify_agent.errors import EMPTY_PROMPT, RunNotFoundError, SchedulerStoppingError
 from dify_agent.events.envelope import splice_id
 from dify_agent.http.auth import BearerAuth
 from dify_agent.http.body import ModelT, parse_body, validate_body
@@ -19,12 +20,10 @@ from dify_agent.http.errors import HttpError, json_response
 from dify_agent.http.query import PageQuery, parse_page_query, parse_stream_cursor
 from dify_agent.http.settings import HttpSettings
 from dify_agent.http.streams import event_stream
-from dify_agent.protocol.event_id import START, EventId
+from dify_agent.protocol.event_id import missing_between
 from dify_agent.protocol.schemas import CancelRunRequest, CreateRunRequest
 from dify_agent.store.base import RunStore, StoredEvent
 from dify_agent.supervisor.handle import RunService, TailBatch
-
-BLANK_PROMPT = "run.user_prompts must not be empty"
 
 BlankPromptCheck = Callable[[CreateRunRequest], bool]
 """Whether the request's effective prompt is provably blank (decision D1)."""
@@ -48,7 +47,7 @@ class RunRoutes:
         if self._service.draining:
             raise SchedulerStoppingError  # wins over everything beyond the schema (protocol 1.3)
         if self._is_blank(body):
-            raise HttpError(422, BLANK_PROMPT)
+            raise HttpError(422, EMPTY_PROMPT)
         run_id = await self._service.create(body)
         return json_response(b'{"run_id":%b,"status":"running"}' % to_json(run_id), 202)
 
@@ -73,7 +72,7 @@ class RunRoutes:
         page = await self._store.read_events(run_id, query.after, query.limit)
         events, trimmed = page.events, 0
         if events:
-            trimmed = missing_before(query.after, events[0].id)
+            trimmed = missing_between(query.after, events[0].id)
         elif query.wait_seconds and page.status == "running":
             batch = await self._wait_for_events(run_id, query)
             events, trimmed = batch.events[: query.limit], batch.trimmed
@@ -91,8 +90,9 @@ class RunRoutes:
         batch = TailBatch()
         with trio.move_on_after(query.wait_seconds):
             tail = await self._service.open_tail(run_id, query.after)
-            while not batch.events and batch.end is None:
-                batch = await tail.next()
+            with closing(tail):
+                while not batch.events and batch.end is None:
+                    batch = await tail.next()
         if batch.end == "expired":
             raise RunNotFoundError(run_id)
         return batch
@@ -105,17 +105,6 @@ class RunRoutes:
 
     def _authorize(self) -> None:
         self._auth.check(request.headers.get("Authorization"))
-
-
-def missing_before(after: EventId, first: EventId) -> int:
-    """How many events were trimmed between a cursor and the first event behind it (decisions R2, R4).
-
-    The ordinal of a cursor counts only if the cursor is an event of a log or the start: ``<ms>-0`` is a moment, and how
-    many events lie before it cannot be told. A foreign cursor with an ordinal at or past the first event's gives 0 too.
-    """
-    if after.n == 0 and after != START:
-        return 0
-    return max(first.n - after.n - 1, 0)
 
 
 def page_body(run_id: str, events: tuple[StoredEvent, ...], after: str) -> bytes:

@@ -19,7 +19,7 @@ from dify_agent.supervisor.handle import Tail, TailBatch
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 KEEPALIVE: Final = b": keepalive\n\n"
 
-_HEADERS: Final = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """A cache or a buffering proxy in between would turn the stream into one late answer."""
 
 
@@ -76,6 +76,8 @@ async def _pump(tail: Tail, send: trio.MemorySendChannel[bytes], heartbeat_secon
                 return
     except trio.BrokenResourceError:
         return
+    finally:
+        tail.close()
 
 
 def encode_batch(batch: TailBatch) -> bytes:

@@ -6,8 +6,9 @@ from ``dify_agent.layers.execution_context``.
 
 from typing import Literal
 
-from agenton.layers import LayerConfig
 from pydantic import ConfigDict
+
+from agenton.layers import LayerConfig
 
 DIFY_EXECUTION_CONTEXT_LAYER_TYPE_ID = "dify.execution_context"
 

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from agenton.compositor import CompositorConfig, CompositorSessionSnapshot, LayerConfigInput, LayerNodeConfig
-from agenton.layers import ExitIntent
 from pydantic import BaseModel, Field, JsonValue, PlainValidator, TypeAdapter
 from pydantic_ai.tools import DeferredToolResults
 
+from agenton.compositor import CompositorConfig, CompositorSessionSnapshot, LayerConfigInput, LayerNodeConfig
+from agenton.layers import ExitIntent
 from dify_agent.protocol.wire import UtcDatetime, WireModel, ZonedUtcDatetime
 
 DIFY_AGENT_MODEL_LAYER_ID = "llm"

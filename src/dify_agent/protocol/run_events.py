@@ -5,9 +5,9 @@ Member order is part of the contract: ``id``, ``run_id``, ``created_at``, ``type
 
 from typing import Annotated, Any, Literal, Self
 
-from agenton.compositor import CompositorSessionSnapshot
 from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, TypeAdapter, model_serializer, model_validator
 
+from agenton.compositor import CompositorSessionSnapshot
 from dify_agent.protocol.requests import RunFailureType
 from dify_agent.protocol.stream_events import WireStreamEvent, text_of
 from dify_agent.protocol.usage import AgentRunUsage

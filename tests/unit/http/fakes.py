@@ -52,9 +52,13 @@ class FakeTail:
     cursor: EventId
     waits: int = 0
     cancelled: int = 0
+    closed: bool = False
 
     def __post_init__(self) -> None:
         self.start = self.cursor
+
+    def close(self) -> None:
+        self.closed = True
 
     async def next(self) -> TailBatch:
         while True:

@@ -8,9 +8,8 @@ from tests.unit.http.fakes import CREATED, FakeRun, FakeService, call, event, ma
 from trio.testing import wait_all_tasks_blocked
 
 from dify_agent.events.envelope import sse_frame
-from dify_agent.http.runs import missing_before
 from dify_agent.http.streams import encode_batch, event_stream
-from dify_agent.protocol.event_id import START, EventId
+from dify_agent.protocol.event_id import START, EventId, missing_between
 from dify_agent.supervisor.handle import TailBatch
 
 
@@ -150,7 +149,7 @@ async def test_all_query_errors_are_listed():
     ],
 )
 def test_missing_events_are_counted_only_where_that_is_known(after, first, count):
-    assert missing_before(after, first) == count
+    assert missing_between(after, first) == count
 
 
 @pytest.mark.parametrize(("query", "count"), [("", "4"), ("?after=1000-2", "2"), ("?after=1000-5", None)])
@@ -209,6 +208,8 @@ async def test_poll_ends_its_wait_on_drain():
 
 async def test_poll_of_a_run_that_expires_meanwhile_is_404():
     class ExpiredTail:
+        def close(self) -> None: ...
+
         async def next(self):
             await trio.lowlevel.checkpoint()
             return TailBatch(end="expired")
@@ -227,7 +228,7 @@ async def test_stream_of_a_finished_run_is_a_replay_that_ends():
     answer = await call(make_app(FakeService(R=run)), "GET", "/runs/R/events/sse")
     assert answer.status == 200
     assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
-    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["cache-control"] == "no-cache"
     assert "content-length" not in answer.headers
     assert answer.body == b"".join(sse_frame(str(e.id), e.type, e.payload) for e in run.events)
     assert len(answer.chunks) == 1, "events that are ready together leave in one write"

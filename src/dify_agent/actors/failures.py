@@ -1,0 +1,67 @@
+"""From an exception to what ``run_failed`` carries (layers 3.7)."""
+
+from typing import Final
+
+from pydantic_ai.exceptions import ModelHTTPError, UsageLimitExceeded
+
+from dify_agent.actors.environment import RunBounds
+from dify_agent.actors.lifecycle import Phase
+from dify_agent.actors.messages import Failed
+from dify_agent.concurrency.groups import first_error
+from dify_agent.errors import Reason, RunFailedError
+from dify_agent.protocol.schemas import RunFailureType
+
+RATE_LIMITED: Final = 429
+RATE_LIMIT_REASON: Final = "InvokeRateLimitError"
+
+
+class RunDeadlineExceededError(Exception):
+    """The agent loop took longer than ``DIFY_AGENT_RUN_TIMEOUT_SECONDS``."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"Agent run exceeded the configured limit of {seconds:g} seconds")
+
+
+def phase_timeout(phase: str, setting: str, seconds: float) -> RunFailedError:
+    """A phase outlived its bound; the run fails, and the text names the setting that bounds it."""
+    return RunFailedError(
+        f"The run's {phase} did not end within {seconds:g} seconds (DIFY_AGENT_{setting}).", reason=Reason.PHASE_TIMEOUT
+    )
+
+
+def overdue(phase: Phase, bounds: RunBounds) -> Failed:
+    """The failure of a run whose work ignores cancellation: the phase's own bound, as if it had ended in time."""
+    error: Exception
+    match phase:
+        case Phase.ENTERING:
+            error = phase_timeout("entry", "ENTER_TIMEOUT_SECONDS", bounds.enter_timeout_seconds)
+        case Phase.RUNNING:
+            error = RunDeadlineExceededError(bounds.run_timeout_seconds)
+        case _:
+            error = phase_timeout("exit", "EXIT_TIMEOUT_SECONDS", bounds.exit_timeout_seconds)
+    return describe_failure(error)
+
+
+def describe_failure(error: BaseException) -> Failed:
+    """The failure of a run: text, stable type, reason."""
+    error = first_error(error)
+    text = str(error) or type(error).__name__
+    if isinstance(error, UsageLimitExceeded | RunDeadlineExceededError):
+        return Failed(text, error_type=RunFailureType.AGENT_RUN_LIMIT_EXCEEDED)
+    if isinstance(error, RunFailedError):
+        return Failed(text, reason=error.reason)
+    if isinstance(error, ModelHTTPError):
+        return _model_failure(error)
+    return Failed(text)
+
+
+def _model_failure(error: ModelHTTPError) -> Failed:
+    reason = RATE_LIMIT_REASON if error.status_code == RATE_LIMITED else None
+    body = error.body
+    if isinstance(body, dict):
+        message, kind = body.get("message"), body.get("error_type")
+        if isinstance(message, str) and message:
+            if isinstance(kind, str) and kind:
+                reason = kind
+            return Failed(message, reason=reason)
+    return Failed(f"status_code: {error.status_code}, model_name: {error.model_name}, body: {body}", reason=reason)

@@ -1,0 +1,207 @@
+"""The end of a run: exactly one terminal event, or none when the log already belongs to someone else.
+
+The decision table is protocol 6.3 with R11 and R12. The first accepted of success, failure and cancellation intent
+wins, and the store decides which that was; this module only proposes.
+"""
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Final
+
+import structlog
+import trio
+
+from dify_agent.actors.environment import RunEnvironment
+from dify_agent.actors.live_log import LiveLog
+from dify_agent.actors.messages import Failed, Stop, StopKind, Succeeded, WorkDone
+from dify_agent.actors.publisher import LogLostError, RunLog
+from dify_agent.errors import Reason, RunNotFoundError, StoreUnavailableError
+from dify_agent.events import envelope
+from dify_agent.protocol.schemas import (
+    RunCancelledEventData,
+    RunFailedEventData,
+    RunFailureType,
+    RunStatus,
+    RunStatusResponse,
+    RunSucceededEventData,
+)
+from dify_agent.store.base import CancelIntent, FinalizeOutcome, StoredEvent, Terminal
+
+RETRY_FIRST_SECONDS: Final = 0.05
+RETRY_MOST_SECONDS: Final = 1.0
+
+_log = structlog.get_logger()
+_UNWRITABLE: Final = (ValueError, RecursionError)
+"""What serialising raises for values that contain themselves or are nested too deeply."""
+_SILENT: Final = (StopKind.SEALED, StopKind.RECORD_LOST)
+
+
+class Finalizer:
+    """Writes one run's terminal transition."""
+
+    def __init__(self, record: RunStatusResponse, env: RunEnvironment, log: RunLog, live: LiveLog) -> None:
+        self._record = record
+        self._env = env
+        self._run_log = log
+        self._live = live
+        # Built once: a repeat after a lost reply must be the same transition, or the store could not recognise it.
+        self._finished: Terminal | None = None
+        self._cancelled: Terminal | None = None
+
+    async def end(self, done: WorkDone, stop: Stop | None) -> None:
+        """End the run. While the store is away it is tried again, for as long as this process lives.
+
+        A shutdown or a crash of the supervisor cancels from outside; the transition then still has
+        ``FINALIZE_TIMEOUT_SECONDS``.
+        """
+        if stop is not None and stop.kind in _SILENT:
+            _log.error("run given up, its log belongs to someone else", run_id=self._run_id, kind=stop.kind)
+            return
+        try:
+            await self._settle(done, stop)
+        except trio.Cancelled:
+            with trio.move_on_after(self._env.bounds.finalize_timeout_seconds, shield=True) as scope:
+                await self._settle(done, stop)
+            if scope.cancelled_caught:
+                _log.error("run not finalised in time, it stays running until judged", run_id=self._run_id)
+            raise
+
+    async def _settle(self, done: WorkDone, stop: Stop | None) -> None:
+        pause = RETRY_FIRST_SECONDS
+        while True:
+            try:
+                await self._run_log.flushed()
+                outcome = await self._write(done, stop)
+                await self._env.store.release_run(self._env.owner, self._run_id)
+            except StoreUnavailableError:
+                await trio.sleep(pause)
+                pause = min(pause * 2, RETRY_MOST_SECONDS)
+            except LogLostError as lost:
+                _log.error("run given up, its log takes no more events", run_id=self._run_id, why=str(lost))
+                return
+            except RunNotFoundError:
+                _log.error("record_lost: the run's record is gone", run_id=self._run_id)
+                return
+            else:
+                _log.info("run ended", run_id=self._run_id, status=outcome.status)
+                return
+
+    async def _write(self, done: WorkDone, stop: Stop | None) -> FinalizeOutcome:
+        if stop is None or stop.kind is not StopKind.CANCEL:
+            outcome = await self._finish(done, stop)
+            if outcome.applied or outcome.status != "running":
+                return outcome
+        # Either told so, or the store refused because an intent exists: cancellation has won.
+        intent = await self._env.store.read_intent(self._run_id)
+        if intent is None:
+            return await self._finish(done, stop)
+        return await self._cancel(done, intent)
+
+    async def _finish(self, done: WorkDone, stop: Stop | None) -> FinalizeOutcome:
+        if self._finished is None:
+            self._finished = self._finish_terminal(done, stop)
+        return self._seal(await self._env.store.finalize(self._finished), self._finished)
+
+    async def _cancel(self, done: WorkDone, intent: CancelIntent) -> FinalizeOutcome:
+        if self._cancelled is None:
+            self._cancelled = self._cancel_terminal(done, intent)
+        return self._seal(await self._env.store.finalize_cancel(self._cancelled), self._cancelled)
+
+    def _finish_terminal(self, done: WorkDone, stop: Stop | None) -> Terminal:
+        ending = proposed_ending(done, stop)
+        try:
+            return self._ending_terminal(ending, done)
+        except _UNWRITABLE as error:
+            # The log must end all the same; what cannot be written is left out, and the run has no result then.
+            text = ending.error if isinstance(ending, Failed) else f"The run's ending is not JSON: {error}"
+            return self._ending_terminal(Failed(text), replace(done, snapshot=None))
+
+    def _ending_terminal(self, ending: Succeeded | Failed, done: WorkDone) -> Terminal:
+        now = datetime.now(UTC)
+        if isinstance(ending, Succeeded):
+            payload = envelope.run_succeeded(self._run_id, now, _success_data(ending, done))
+            return self._terminal("succeeded", now, payload)
+        data = RunFailedEventData(
+            error=ending.error,
+            error_type=ending.error_type,
+            reason=ending.reason,
+            session_snapshot=done.snapshot,
+            usage=done.usage,
+        )
+        payload = envelope.run_failed(self._run_id, now, data)
+        return self._terminal("failed", now, payload, ending.error, ending.error_type)
+
+    def _cancel_terminal(self, done: WorkDone, intent: CancelIntent) -> Terminal:
+        now = datetime.now(UTC)
+        data = RunCancelledEventData(
+            reason=intent.reason, message=intent.message, session_snapshot=done.snapshot, usage=done.usage
+        )
+        try:
+            payload = envelope.run_cancelled(self._run_id, now, data)
+        except _UNWRITABLE:
+            payload = envelope.run_cancelled(self._run_id, now, data.model_copy(update={"session_snapshot": None}))
+        return self._terminal("cancelled", now, payload, intent.message or intent.reason)
+
+    def _terminal(
+        self,
+        status: RunStatus,
+        now: datetime,
+        payload: bytes,
+        error: str | None = None,
+        error_type: RunFailureType | None = None,
+    ) -> Terminal:
+        changes = {"status": status, "updated_at": now, "error": error, "error_type": error_type}
+        return Terminal(self._run_id, self._record.model_copy(update=changes), payload, _milliseconds(now))
+
+    def _seal(self, outcome: FinalizeOutcome, terminal: Terminal) -> FinalizeOutcome:
+        if outcome.applied and outcome.event_id is not None:
+            self._live.extend((StoredEvent(outcome.event_id, terminal.payload),))
+        return outcome
+
+    @property
+    def _run_id(self) -> str:
+        return self._record.run_id
+
+
+def proposed_ending(done: WorkDone, stop: Stop | None) -> Succeeded | Failed:
+    """What this run would end with if no cancellation intent exists.
+
+    A success that was reached although the run was told to stop is kept.
+    """
+    if isinstance(done.ending, Succeeded):
+        if done.snapshot is None:
+            return Failed("Agenton run did not produce a session snapshot after exit.")
+        return done.ending
+    if stop is not None:
+        return _stopped_failure(stop)
+    if isinstance(done.ending, Failed):
+        return done.ending
+    return Failed("The run's work ended without a result.")
+
+
+def _stopped_failure(stop: Stop) -> Failed:
+    match stop.kind:
+        case StopKind.SHUTDOWN:
+            return Failed("run cancelled during server shutdown", reason=Reason.SHUTDOWN)
+        case StopKind.OBSERVER:
+            return Failed(f"run cancellation observer failed: {stop.detail}", reason=Reason.CANCELLATION_OBSERVER)
+        case StopKind.STORE_UNAVAILABLE:
+            text = (
+                f"The run store was unavailable {stop.detail} (DIFY_AGENT_STORE_OUTAGE_SECONDS); the run was stopped."
+            )
+            return Failed(text, reason=Reason.STORE_UNAVAILABLE)
+        case _:
+            return Failed(f"The run was stopped ({stop.kind}).")
+
+
+def _success_data(ending: Succeeded, done: WorkDone) -> RunSucceededEventData:
+    assert done.snapshot is not None, "proposed_ending lets no success without a snapshot through"
+    if ending.deferred is not None:
+        return RunSucceededEventData(
+            deferred_tool_call=ending.deferred, session_snapshot=done.snapshot, usage=done.usage
+        )
+    return RunSucceededEventData(output=ending.output, session_snapshot=done.snapshot, usage=done.usage)
+
+
+def _milliseconds(now: datetime) -> int:
+    return int(now.timestamp() * 1000)

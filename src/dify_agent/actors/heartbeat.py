@@ -1,0 +1,55 @@
+"""The heartbeat: renews this replica's lease and keeps its live runs' keys from expiring."""
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import structlog
+import trio
+
+from dify_agent.errors import StoreUnavailableError
+from dify_agent.store.base import Owner, RunStore
+
+BEATS_PER_LEASE: Final = 3
+TOUCHES_PER_RETENTION: Final = 3
+RETRY_SECONDS: Final = 0.5
+
+_log = structlog.get_logger()
+
+
+class Heartbeat:
+    """A permanent service."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        owner: Owner,
+        *,
+        lease_seconds: float,
+        retention_seconds: float,
+        own_runs: Callable[[], Iterable[str]],
+    ) -> None:
+        self._store = store
+        self._owner = owner
+        self._lease_seconds = lease_seconds
+        self._touch_seconds = retention_seconds / TOUCHES_PER_RETENTION
+        self._beat_seconds = min(lease_seconds / BEATS_PER_LEASE, self._touch_seconds)
+        self._own_runs = own_runs
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Started after the first beat: a run must not be created before its owner is known to be alive."""
+        await self._store.heartbeat(self._owner, self._lease_seconds)
+        task_status.started()
+        touched = trio.current_time()
+        pause = self._beat_seconds
+        while True:
+            await trio.sleep(pause)
+            try:
+                await self._store.heartbeat(self._owner, self._lease_seconds)
+                if trio.current_time() - touched >= self._touch_seconds - self._beat_seconds / 2:
+                    await self._store.touch_runs(self._owner, list(self._own_runs()))
+                    touched = trio.current_time()
+                pause = self._beat_seconds
+            except StoreUnavailableError as error:
+                # Renew at once when the store is back: a lease judged late is a healthy run lost.
+                pause = min(RETRY_SECONDS, self._beat_seconds)
+                _log.warning("lease not renewed", owner=self._owner.id, cause=error.cause)

@@ -1,0 +1,77 @@
+"""What crosses between actors. Frozen, and nothing in here is changed after it was sent."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pydantic import JsonValue
+
+from agenton.compositor import CompositorSessionSnapshot
+from dify_agent.actors.lifecycle import Phase
+from dify_agent.protocol.schemas import AgentRunUsage, DeferredToolCallPayload, RunFailureType
+
+
+class StopKind(StrEnum):
+    """Why a run is told to stop. The order of the members is not a ranking; the first stop of a run counts."""
+
+    CANCEL = "cancel"
+    """A durable intent exists: the run ends as cancelled."""
+    SHUTDOWN = "shutdown"
+    STORE_UNAVAILABLE = "store_unavailable"
+    OBSERVER = "cancellation_observer"
+    """Nobody can tell this run that it was cancelled."""
+    SEALED = "sealed"
+    """The log was closed by someone else (a verdict on a slow owner): stop, write nothing."""
+    RECORD_LOST = "record_lost"
+    """The record is gone (expired, FLUSHALL): stop, write nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """To a run actor: stop your work."""
+
+    kind: StopKind
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """From a run's work to its actor: a phase has begun."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """The work ended with a result: an output, or a call that is left for the outside."""
+
+    output: JsonValue = None
+    deferred: DeferredToolCallPayload | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The work ended with an error, already mapped to what the event carries."""
+
+    error: str
+    error_type: RunFailureType | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The work ended because it was told to."""
+
+
+Ending = Succeeded | Failed | Interrupted
+
+
+@dataclass(frozen=True, slots=True)
+class WorkDone:
+    """From a run's work to its actor: everything is over, layers have left."""
+
+    ending: Ending
+    snapshot: CompositorSessionSnapshot | None = None
+    usage: AgentRunUsage | None = None
+
+
+RunMessage = Stop | Reached | WorkDone

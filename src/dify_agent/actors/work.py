@@ -1,0 +1,110 @@
+"""The work of a run, from ``run_started`` to the last layer's exit. A child task of the run's actor.
+
+Scopes, outer to inner: *stop* (entry to result; the actor cancels it), *life* (opened before any layer, so before any
+nursery a layer may own), *deadline* (the agent loop only). When exit begins, *life* gets its shield and its deadline:
+from then on the stop scope outside no longer reaches the layers' clean-up. Shielding a scope that was opened after a
+layer's own nursery would corrupt Trio's scope stack; this order cannot.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import trio
+
+from agenton.compositor import CompositorSessionSnapshot
+from dify_agent.actors.agent_events import AgentEvents
+from dify_agent.actors.composition import RunPlan, plan_run
+from dify_agent.actors.conversation import Run, converse
+from dify_agent.actors.environment import RunEnvironment
+from dify_agent.actors.failures import describe_failure, phase_timeout
+from dify_agent.actors.lifecycle import Phase
+from dify_agent.actors.messages import Ending, Interrupted, Reached, RunMessage, Succeeded, WorkDone
+from dify_agent.actors.publisher import RunLog
+from dify_agent.events import envelope
+from dify_agent.loop.port import Capture
+from dify_agent.protocol.schemas import AgentRunUsage, CreateRunRequest
+
+
+class RunWork:
+    """One run's layers and agent loop."""
+
+    def __init__(
+        self,
+        run_id: str,
+        request: CreateRunRequest,
+        env: RunEnvironment,
+        log: RunLog,
+        report: Callable[[RunMessage], None],
+    ) -> None:
+        self.stop = trio.CancelScope()
+        self.events = AgentEvents(run_id, log, env.flush_timer, env.coalescing)
+        self._run_id = run_id
+        self._request = request
+        self._env = env
+        self._log = log
+        self._report = report
+        self._capture = Capture()
+        self._run: Run | None = None
+        self._stopped = False
+
+    def interrupt(self, reason: str) -> None:
+        """Stop the work. What the loop has buffered is dropped: a stopped run publishes no more."""
+        self._stopped = True
+        self.events.discard()
+        self.stop.cancel(reason=reason)
+
+    async def run(self) -> None:
+        """Do the work and report `WorkDone` at every ending; only a cancellation from outside the run leaves."""
+        ending: Ending
+        try:
+            ending = await self._work()
+        except trio.Cancelled:
+            self._report(WorkDone(Interrupted(), self._snapshot(), self._usage()))
+            raise
+        except Exception as error:  # noqa: BLE001  The actor boundary: the one place that makes a failure an event.
+            ending = Interrupted() if self._stopped else describe_failure(error)
+        self._report(WorkDone(ending, self._snapshot(), self._usage()))
+
+    async def _work(self) -> Ending:
+        self._log.offer(envelope.run_started(self._run_id, datetime.now(UTC)))
+        plan = plan_run(self._request, self._env.providers)
+        bounds = self._env.bounds
+        ending: Ending = Interrupted()
+        with self.stop:
+            with trio.CancelScope() as life:
+                self.stop.deadline = trio.current_time() + bounds.enter_timeout_seconds
+                ending = await self._in_layers(plan, life)
+        if life.cancelled_caught:
+            raise phase_timeout("exit", "EXIT_TIMEOUT_SECONDS", bounds.exit_timeout_seconds)
+        if self.stop.cancelled_caught and not self._stopped:
+            raise phase_timeout("entry", "ENTER_TIMEOUT_SECONDS", bounds.enter_timeout_seconds)
+        return ending
+
+    async def _in_layers(self, plan: RunPlan, life: trio.CancelScope) -> Ending:
+        def begin_exit() -> None:
+            life.shield = True
+            life.deadline = trio.current_time() + self._env.bounds.exit_timeout_seconds
+            self._report(Reached(Phase.EXITING))
+
+        entering = plan.compositor.enter(configs=plan.configs, session_snapshot=plan.snapshot, on_unwind=begin_exit)
+        async with entering as run:
+            self.stop.deadline = float("inf")
+            self._run = run
+            self._report(Reached(Phase.RUNNING))
+            for name, intent in plan.intents.items():
+                run.slots[name].exit_intent = intent
+            ending = Succeeded(output=None)
+            if not plan.lifecycle_only:
+                ending = await converse(run, self._request, self._env, self.events, self._capture)
+        return ending
+
+    def _snapshot(self) -> CompositorSessionSnapshot | None:
+        return None if self._run is None else self._run.session_snapshot
+
+    def _usage(self) -> AgentRunUsage | None:
+        usage = self._capture.usage
+        if not usage.requests:
+            return None
+        return AgentRunUsage(
+            prompt_tokens=usage.input_tokens, completion_tokens=usage.output_tokens, total_tokens=usage.total_tokens
+        )

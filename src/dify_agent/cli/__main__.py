@@ -1,0 +1,5 @@
+"""``python -m dify_agent.cli``, the same as ``dify-agent``."""
+
+from dify_agent.cli import main
+
+main()

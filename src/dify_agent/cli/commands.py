@@ -1,0 +1,56 @@
+"""The commands of ``dify-agent``."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    name="dify-agent",
+    help="A server that runs AI agents for other software.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free one.")]
+
+DEFAULT_HOST = "127.0.0.1"
+DEFAULT_PORT = 5050
+
+
+@app.command()
+def serve(host: Host = DEFAULT_HOST, port: Port = DEFAULT_PORT) -> None:
+    """Serve with the Redis of DIFY_AGENT_REDIS_URL, until SIGTERM or Ctrl-C."""
+    from dify_agent.cli.running import run_serve
+
+    sys.exit(run_serve(host, port))
+
+
+@app.command()
+def dev(
+    host: Host = DEFAULT_HOST,
+    port: Port = DEFAULT_PORT,
+    reload: Annotated[bool, typer.Option("--reload", help="Restart when a source file changes.")] = False,
+) -> None:
+    """Serve with an embedded Valkey, unless DIFY_AGENT_REDIS_URL is set."""
+    from dify_agent.cli.running import run_dev
+
+    sys.exit(run_dev(host, port, reload=reload))
+
+
+@app.command()
+def demo() -> None:
+    """Start a server on a free port, submit a run, print its live events and its output."""
+    from dify_agent.cli.demo import run_demo
+
+    sys.exit(run_demo())
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import version as installed
+
+    typer.echo(installed("dify-agent-trio"))

@@ -1,0 +1,39 @@
+"""What a replica says on stderr: one line per event, for people on a terminal, as JSON elsewhere."""
+
+import logging
+import sys
+
+import structlog
+
+
+def configure_logging(level: int = logging.INFO) -> None:
+    """Send structlog's and the standard library's records to stderr in one form."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer: list[structlog.typing.Processor]
+    if sys.stderr.isatty():
+        renderer = [structlog.dev.ConsoleRenderer()]
+    else:
+        renderer = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
+        )
+    )
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("dify_agent").setLevel(level)
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=_logger,
+        cache_logger_on_first_use=True,
+    )
+
+
+def _logger(*_names: object) -> logging.Logger:
+    return logging.getLogger("dify_agent")

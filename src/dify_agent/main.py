@@ -1,0 +1,247 @@
+"""The composition root: settings, store, supervisor and HTTP in one nursery, and the order in which they stop.
+
+The only module that names concrete variants, and the only one that reads settings.
+"""
+
+import os
+import resource
+import secrets
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import partial
+from typing import Final, Self
+
+import httpx2
+import structlog
+import trio
+
+from dify_agent.actors.environment import CoalescingPolicy, RunBounds, RunEnvironment
+from dify_agent.actors.prompts import has_blank_prompt
+from dify_agent.actors.publisher import Publisher
+from dify_agent.events.flusher import FlushTimer
+from dify_agent.http.app import create_app
+from dify_agent.http.server import Address, serve_http
+from dify_agent.http.settings import HttpSettings
+from dify_agent.layers.registry import create_layer_providers
+from dify_agent.model.provider import ModelRegistry, open_model_registry
+from dify_agent.settings import ServerSettings
+from dify_agent.store.base import Owner, RunStore
+from dify_agent.store.redis import open_redis_store
+from dify_agent.supervisor.serve import Supervisor
+
+_log = structlog.get_logger()
+
+SPENT_GRACE_SECONDS: Final = 5.0
+"""Grace of the drain that follows a given-up service: runs cannot be served well any more."""
+
+
+class ExitStatus(IntEnum):
+    """Exit statuses of the process (specification, settings)."""
+
+    DRAINED = 0
+    START_FAILED = 1
+    BUDGET_SPENT = 70
+    WATCHDOG = 75
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listen:
+    """Where to listen, whom to tell, and a way to stop besides signals, for a program with a replica inside."""
+
+    host: str
+    port: int
+    """0 picks a free one."""
+    on_listening: Callable[[list[Address]], None] = lambda _addresses: None
+    """Called once with the bound addresses, when requests are accepted."""
+    stop: trio.Event = field(default_factory=trio.Event)
+
+
+async def serve(settings: ServerSettings, listen: Listen) -> ExitStatus:
+    """Run one replica until it is told to stop by SIGTERM, SIGINT or ``listen.stop``; returns when it has drained.
+
+    Raises:
+        OSError, StoreUnavailableError, ValueError: the process cannot start.
+    """
+    raise_descriptor_limit()
+    with (
+        Watchdog(settings.shutdown_limit) as watchdog,
+        trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals,
+    ):
+        async with (
+            open_redis_store(
+                settings.redis_url,
+                prefix=settings.redis_prefix,
+                retention_seconds=settings.run_retention_seconds,
+                max_length=settings.run_event_stream_max_length,
+            ) as store,
+            _open_models(settings) as models,
+        ):
+            await store.ping()
+            supervisor = build_supervisor(settings, store, models)
+            async with trio.open_nursery() as root:
+                await root.start(supervisor.serve)
+                stop_http = trio.Event()
+                async with trio.open_nursery() as front:
+                    addresses = await front.start(_http(settings, supervisor, store, listen, stop_http))
+                    _log.info("listening", addresses=[f"{host}:{port}" for host, port in addresses])
+                    listen.on_listening(addresses)
+                    await _until_told(signals, supervisor, listen.stop)
+                    watchdog.arm()
+                    root.start_soon(_second_signal, signals)
+                    await _drain(settings, supervisor)
+                    stop_http.set()
+                await supervisor.retire()
+                root.cancel_scope.cancel(reason="drained")
+        _log.info("stopped")
+    return ExitStatus.DRAINED if supervisor.failure is None else ExitStatus.BUDGET_SPENT
+
+
+def _open_models(settings: ServerSettings) -> AbstractAsyncContextManager[ModelRegistry]:
+    timeout = httpx2.Timeout(
+        connect=settings.outbound_http_connect_timeout,
+        read=settings.outbound_http_read_timeout,
+        write=settings.outbound_http_write_timeout,
+        pool=settings.outbound_http_pool_timeout,
+    )
+    limits = httpx2.Limits(
+        max_connections=settings.outbound_http_max_connections,
+        max_keepalive_connections=settings.outbound_http_max_keepalive_connections,
+        keepalive_expiry=settings.outbound_http_keepalive_expiry,
+    )
+    return open_model_registry(base_urls=settings.model_base_urls, timeout=timeout, limits=limits)
+
+
+def _http(
+    settings: ServerSettings, supervisor: Supervisor, store: RunStore, listen: Listen, stop: trio.Event
+) -> Callable[..., Awaitable[None]]:
+    """The HTTP front as a service to start."""
+    http_settings = HttpSettings(
+        api_token=settings.api_token,
+        max_request_body_bytes=settings.max_request_body_bytes,
+        stream_stall_seconds=settings.stream_stall_seconds,
+    )
+    app = create_app(service=supervisor, store=store, settings=http_settings, blank_prompt_check=has_blank_prompt)
+    return partial(
+        serve_http,
+        app,
+        settings=http_settings,
+        shutdown_trigger=stop.wait,
+        host=listen.host,
+        port=listen.port,
+    )
+
+
+def build_supervisor(settings: ServerSettings, store: RunStore, models: ModelRegistry) -> Supervisor:
+    """Wire a supervisor with everything a run needs. Starts nothing."""
+    owner = Owner(id=secrets.token_hex(8), epoch=time.time_ns() // 1_000_000)
+    bounds = RunBounds(
+        enter_timeout_seconds=settings.enter_timeout_seconds,
+        run_timeout_seconds=settings.run_timeout_seconds,
+        exit_timeout_seconds=settings.exit_timeout_seconds,
+        finalize_timeout_seconds=settings.finalize_timeout_seconds,
+        cancel_timeout_seconds=settings.cancel_timeout_seconds,
+    )
+    coalescing = CoalescingPolicy(
+        enabled=settings.stream_text_delta_coalescing_enabled,
+        interval_seconds=settings.stream_text_delta_flush_interval_ms / 1000,
+        max_chars=settings.stream_text_delta_max_chars,
+    )
+    publisher = Publisher(
+        store,
+        queue_bytes=settings.store_queue_bytes,
+        outage_seconds=settings.store_outage_seconds,
+        linger_seconds=settings.finalize_timeout_seconds,
+    )
+
+    def environment(on_finished: Callable[[str], None]) -> RunEnvironment:
+        return RunEnvironment(
+            store=store,
+            owner=owner,
+            publisher=publisher,
+            flush_timer=FlushTimer(),
+            providers=create_layer_providers(models=models, scripted_layers=settings.scripted_layers),
+            bounds=bounds,
+            coalescing=coalescing,
+            tool_concurrency=settings.tool_concurrency,
+            tool_threads=trio.CapacityLimiter(settings.tool_threads),
+            on_finished=on_finished,
+        )
+
+    return Supervisor(
+        environment, lease_seconds=settings.owner_lease_seconds, retention_seconds=settings.run_retention_seconds
+    )
+
+
+async def _until_told(signals: AsyncIterator[int], supervisor: Supervisor, stop: trio.Event) -> None:
+    """Return at the first signal, at ``stop``, or when a service has spent its restart budget."""
+    async with trio.open_nursery() as waiting:
+
+        async def wait_for(what: Callable[[], Awaitable[object]], why: str) -> None:
+            await what()
+            _log.info("stopping", why=why)
+            waiting.cancel_scope.cancel(reason=why)
+
+        async def next_signal() -> None:
+            await anext(signals)
+
+        waiting.start_soon(wait_for, next_signal, "signal")
+        waiting.start_soon(wait_for, stop.wait, "told by the program")
+        waiting.start_soon(wait_for, supervisor.failed.wait, "a service was given up")
+
+
+async def _second_signal(signals: AsyncIterator[int]) -> None:
+    """The operator insists: leave at once. Owners that vanish are judged by the others."""
+    number = await anext(signals)
+    _log.warning("told again, leaving at once", signal=signal.Signals(number).name)
+    os._exit(128 + number)
+
+
+async def _drain(settings: ServerSettings, supervisor: Supervisor) -> None:
+    """Readiness fails, new runs are refused, runs end or are ended, other replicas' streams end (architecture 7).
+
+    The listener stays open meanwhile, and for at least ``DRAIN_LISTEN_SECONDS``: a proxy may still send requests here.
+    """
+    began = trio.current_time()
+    grace = SPENT_GRACE_SECONDS if supervisor.failure is not None else settings.shutdown_grace_seconds
+    await supervisor.drain(grace)
+    supervisor.end_streams()
+    await trio.sleep_until(began + settings.drain_listen_seconds)
+    _log.info("drained", seconds=round(trio.current_time() - began, 2))
+
+
+class Watchdog:
+    """Ends the process with status 75 when its shutdown takes longer than ``seconds``.
+
+    A thread, because what it guards against includes an event loop that does not turn any more. A context manager:
+    leaving it calls the watchdog off.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, self._bite)
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._timer.cancel()
+
+    def arm(self) -> None:
+        """The shutdown has begun. Call once."""
+        self._timer.start()
+
+    def _bite(self) -> None:
+        _log.critical("shutdown took longer than DIFY_AGENT_SHUTDOWN_LIMIT_SECONDS allows, leaving")
+        os._exit(ExitStatus.WATCHDOG)
+
+
+def raise_descriptor_limit() -> None:
+    """Use as many descriptors as the system allows this process: each open stream holds one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,69 @@
+"""The runs this replica executes, in memory. Changed only in synchronous functions; handed in, never a module
+global."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import trio
+
+from dify_agent.actors.live_log import LiveLog
+from dify_agent.actors.messages import RunMessage, Stop
+
+
+@dataclass(frozen=True, slots=True)
+class RunEntry:
+    """How to reach a run: its inbox, and its recent events."""
+
+    inbox: trio.MemorySendChannel[RunMessage]
+    live: LiveLog
+
+
+class RunRegistry:
+    """Run id to `RunEntry`."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, RunEntry] = {}
+        self._emptied = trio.lowlevel.ParkingLot()
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def add(self, run_id: str, entry: RunEntry) -> None:
+        """Note a run, before its actor starts."""
+        self._runs[run_id] = entry
+
+    def remove(self, run_id: str) -> None:
+        """Forget a run that has ended. May be called again."""
+        entry = self._runs.pop(run_id, None)
+        if entry is not None:
+            entry.inbox.close()
+        if not self._runs:
+            self._emptied.unpark_all()
+
+    def run_ids(self) -> Iterable[str]:
+        """The runs at this moment."""
+        return tuple(self._runs)
+
+    def live_log(self, run_id: str) -> LiveLog | None:
+        """The run's recent events, if it is executed here."""
+        entry = self._runs.get(run_id)
+        return None if entry is None else entry.live
+
+    def tell(self, run_id: str, stop: Stop) -> bool:
+        """Send ``stop`` to a run; False when it is not executed here.
+
+        A full inbox holds a stop already, so this one may be dropped.
+        """
+        entry = self._runs.get(run_id)
+        if entry is None:
+            return False
+        try:
+            entry.inbox.send_nowait(stop)
+        except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
+            return False
+        return True
+
+    async def wait_empty(self) -> None:
+        """Return when no run is left."""
+        while self._runs:
+            await self._emptied.park()

@@ -1,0 +1,185 @@
+"""The supervisor: owns the nursery in which services and run actors live. A failure here ends the process."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+from uuid import uuid4
+
+import structlog
+import trio
+
+from dify_agent.actors.cancel_observer import CancelObserver
+from dify_agent.actors.environment import RunEnvironment
+from dify_agent.actors.heartbeat import Heartbeat
+from dify_agent.actors.live_log import LiveLog
+from dify_agent.actors.messages import RunMessage, Stop, StopKind
+from dify_agent.actors.run_actor import Admission, RunActor
+from dify_agent.concurrency.channels import REPLY_SIZE, RUN_INBOX_SIZE
+from dify_agent.errors import RunCancellationConflictError, SchedulerStoppingError, StoreUnavailableError
+from dify_agent.protocol.event_id import EventId
+from dify_agent.protocol.schemas import CancelRunRequest, CreateRunRequest
+from dify_agent.store.base import CancelIntent
+from dify_agent.supervisor.handle import Readiness, Tail
+from dify_agent.supervisor.registry import RunEntry, RunRegistry
+from dify_agent.supervisor.services import run_service
+from dify_agent.supervisor.specs import ServiceBudgetSpentError, ServiceSpec
+from dify_agent.supervisor.tails import PAGE, LogTail
+
+READY_SECONDS: Final = 2.0
+"""The store must answer within this for the replica to be ready (decision R22)."""
+
+_log = structlog.get_logger()
+
+
+class Supervisor:
+    """Implements `dify_agent.supervisor.handle.RunService`.
+
+    The nursery is opened by ``serve`` and lives exactly as long as that call; it is kept on the object so that a
+    request can start a run in it.
+    """
+
+    def __init__(
+        self,
+        make_environment: Callable[[Callable[[str], None]], RunEnvironment],
+        *,
+        lease_seconds: float,
+        retention_seconds: float,
+        services: Sequence[ServiceSpec] = (),
+    ) -> None:
+        self._registry = RunRegistry()
+        self._env = make_environment(self._registry.remove)
+        self._services = (*self._own_services(lease_seconds, retention_seconds), *services)
+        self._runs: trio.Nursery | None = None
+        self._stopping = False
+        self._streams_end = trio.Event()
+        self.failed = trio.Event()
+        """A service has spent its restart budget: the process must drain and exit with status 70."""
+        self.failure: ServiceBudgetSpentError | None = None
+
+    def _own_services(self, lease_seconds: float, retention_seconds: float) -> tuple[ServiceSpec, ...]:
+        env, registry = self._env, self._registry
+        observer = CancelObserver(env.store, env.owner, tell=registry.tell, own_runs=registry.run_ids)
+        heartbeat = Heartbeat(
+            env.store,
+            env.owner,
+            lease_seconds=lease_seconds,
+            retention_seconds=retention_seconds,
+            own_runs=registry.run_ids,
+        )
+        return (
+            ServiceSpec(name="heartbeat", serve=heartbeat.serve),
+            ServiceSpec(name="publisher", serve=env.publisher.serve),
+            ServiceSpec(name="flush timer", serve=env.flush_timer.serve),
+            ServiceSpec(name="cancel inbox", serve=observer.watch_inbox),
+            ServiceSpec(name="cancel sweep", serve=observer.sweep),
+        )
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run services and runs until cancelled; started when every service is usable.
+
+        Raises:
+            Exception: a service could not be started at all.
+        """
+        async with trio.open_nursery() as services:
+            for spec in self._services:
+                await services.start(run_service, spec, self._give_up, name=f"service {spec.name}")
+            async with trio.open_nursery() as self._runs:
+                task_status.started()
+                await trio.sleep_forever()
+
+    def _give_up(self, error: ServiceBudgetSpentError) -> None:
+        self.failure = self.failure or error
+        self.failed.set()
+
+    # What HTTP asks.
+
+    @property
+    def draining(self) -> bool:
+        """Whether shutdown has begun."""
+        return self._stopping
+
+    @property
+    def active_runs(self) -> int:
+        """Runs that are not finished."""
+        return len(self._registry)
+
+    async def create(self, request: CreateRunRequest) -> str:
+        """Start a run. The caller may go away: the run does not notice."""
+        if self._stopping or self._runs is None:
+            raise SchedulerStoppingError
+        run_id = str(uuid4())
+        inbox = trio.open_memory_channel[RunMessage](RUN_INBOX_SIZE)
+        reply, answer = trio.open_memory_channel[Exception | None](REPLY_SIZE)
+        live = LiveLog()
+        actor = RunActor(run_id, request, self._env, live, inbox)
+        self._registry.add(run_id, RunEntry(inbox[0].clone(), live))
+        self._runs.start_soon(actor.serve, Admission(reply), name=f"run {run_id}")
+        with answer:
+            error = await answer.receive()  # an actor that could not answer shows as EndOfChannel: a bug, HTTP 500
+        if error is not None:
+            raise error
+        return run_id
+
+    async def cancel(self, run_id: str, request: CancelRunRequest) -> None:
+        """Store the intent, then tell the run's owner."""
+        intent = CancelIntent(request.reason, request.message, datetime.now(UTC))
+        outcome = await self._env.store.request_cancel(run_id, intent)
+        if outcome.status in ("succeeded", "failed"):
+            raise RunCancellationConflictError(run_id, outcome.status)
+        if outcome.status != "running" or self._registry.tell(run_id, Stop(StopKind.CANCEL)):
+            return
+        if outcome.owner_id is not None and outcome.owner_id != self._env.owner.id:
+            try:
+                await self._env.store.ring(outcome.owner_id, run_id)
+            except StoreUnavailableError:
+                # The intent is durable; the owner's sweep finds it.
+                _log.warning("owner not rung, its sweep will find the intent", run_id=run_id)
+
+    async def open_tail(self, run_id: str, after: EventId) -> Tail:
+        """A reader; reads the store once unless the run is executed here and memory covers the cursor."""
+        live = self._registry.live_log(run_id)
+        first = None
+        if live is None or not live.covers(after):
+            first = await self._env.store.read_events(run_id, after, PAGE)
+        return LogTail(self._env.store, run_id, after, live=live, first=first, drain=self._streams_end)
+
+    async def readiness(self) -> Readiness:
+        """See the port."""
+        if self._stopping:
+            return "draining"
+        try:
+            with trio.fail_after(READY_SECONDS):
+                await self._env.store.ping()
+        except (trio.TooSlowError, StoreUnavailableError):
+            return "store_unavailable"
+        return "ready"
+
+    # What the composition root asks.
+
+    def stop_accepting(self) -> None:
+        """From now on new runs are refused. A create in progress finishes: its run is registered already."""
+        self._stopping = True
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Let runs end by themselves for ``grace_seconds``, stop the rest, return when none is left.
+
+        Each stopped run is bounded by its own phase bounds; the process's watchdog bounds the whole.
+        """
+        self.stop_accepting()
+        _log.info("draining", active_runs=len(self._registry), grace_seconds=grace_seconds)
+        with trio.move_on_after(grace_seconds):
+            await self._registry.wait_empty()
+        left = self._registry.run_ids()
+        for run_id in left:
+            self._registry.tell(run_id, Stop(StopKind.SHUTDOWN))
+        if left:
+            _log.info("grace is over, runs are stopped", active_runs=len(self._registry))
+        await self._registry.wait_empty()
+
+    def end_streams(self) -> None:
+        """No local run is left: streams of other replicas' runs end, so that their readers resume elsewhere."""
+        self._streams_end.set()
+
+    async def retire(self) -> None:
+        """Delete this replica's own keys: it has drained and owns nothing any more."""
+        await self._env.store.retire(self._env.owner)

@@ -1,0 +1,194 @@
+"""A run log in memory for tests on a virtual clock: the transitions of protocol 5.5, faults on demand, calls counted.
+
+The real store has its own contract suite; what is tested with this one are the actors.
+"""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+import trio
+
+from dify_agent.errors import RunNotFoundError, StoreUnavailableError
+from dify_agent.protocol.event_id import START, EventId
+from dify_agent.protocol.schemas import RunStatusResponse
+from dify_agent.store.base import (
+    AppendBatch,
+    AppendOutcome,
+    CancelIntent,
+    CancelOutcome,
+    EventPage,
+    FinalizeOutcome,
+    Owner,
+    StoredEvent,
+    Terminal,
+)
+
+
+@dataclass
+class FakeRun:
+    record: RunStatusResponse
+    owner: Owner
+    events: list[StoredEvent] = field(default_factory=list)
+    intent: CancelIntent | None = None
+
+    @property
+    def top(self) -> EventId:
+        return self.events[-1].id if self.events else START
+
+    @property
+    def types(self) -> list[str]:
+        return [event.type for event in self.events]
+
+
+class FakeStore:
+    """`RunStore` in memory. ``down`` makes every call fail; ``lose_replies`` makes that many succeed silently."""
+
+    def __init__(self) -> None:
+        self.runs: dict[str, FakeRun] = {}
+        self.calls: Counter[str] = Counter()
+        self.down = False
+        self.lose_replies: dict[str, int] = {}
+        self.before: Callable[[str], Awaitable[None]] | None = None
+        self.after_create: Callable[[str], Awaitable[None]] | None = None
+        self.rung: list[tuple[str, str]] = []
+        self.inboxes: dict[str, list[tuple[str, str]]] = {}
+        self.owned: dict[str, set[str]] = {}
+        self.bell = trio.lowlevel.ParkingLot()
+        self.sealed = trio.lowlevel.ParkingLot()
+
+    async def _enter(self, name: str) -> None:
+        self.calls[name] += 1
+        if self.before is not None:
+            await self.before(name)
+        await trio.lowlevel.checkpoint()
+        if self.down:
+            raise StoreUnavailableError("down on purpose")
+
+    def _leave(self, name: str) -> None:
+        if self.lose_replies.get(name, 0) > 0:
+            self.lose_replies[name] -= 1
+            raise StoreUnavailableError("reply lost on purpose")
+
+    def _run(self, run_id: str) -> FakeRun:
+        if run_id not in self.runs:
+            raise RunNotFoundError(run_id)
+        return self.runs[run_id]
+
+    async def ping(self) -> None:
+        await self._enter("ping")
+
+    async def create_run(self, record: RunStatusResponse, owner: Owner) -> None:
+        await self._enter("create_run")
+        self.owned.setdefault(owner.id, set()).add(record.run_id)
+        self.runs.setdefault(record.run_id, FakeRun(record, owner))
+        if self.after_create is not None:
+            await self.after_create(record.run_id)
+        self._leave("create_run")
+
+    async def read_record(self, run_id: str) -> RunStatusResponse | None:
+        await self._enter("read_record")
+        run = self.runs.get(run_id)
+        return None if run is None else run.record
+
+    async def append(self, batches: Sequence[AppendBatch]) -> Sequence[AppendOutcome | Exception]:
+        await self._enter("append")
+        outcomes: list[AppendOutcome | Exception] = []
+        for batch in batches:
+            outcomes.append(self._append(batch))
+            try:
+                self._leave("append")
+            except StoreUnavailableError as error:
+                outcomes[-1] = error
+        return outcomes
+
+    def _append(self, batch: AppendBatch) -> AppendOutcome:
+        run = self.runs.get(batch.run_id)
+        if run is None:
+            return "missing"
+        if run.record.status != "running":
+            return "sealed"
+        if run.top != batch.expected_top and run.top not in {event.id for event in batch.events}:
+            return "gap"
+        run.events.extend(event for event in batch.events if event.id > run.top)
+        return "appended"
+
+    async def finalize(self, terminal: Terminal) -> FinalizeOutcome:
+        await self._enter("finalize")
+        run = self._run(terminal.run_id)
+        if run.record == terminal.record:
+            return FinalizeOutcome(True, run.record.status, run.top)
+        if run.record.status != "running" or run.intent is not None:
+            return FinalizeOutcome(False, run.record.status, None)
+        return self._seal(run, terminal, "finalize")
+
+    async def finalize_cancel(self, terminal: Terminal) -> FinalizeOutcome:
+        await self._enter("finalize_cancel")
+        run = self._run(terminal.run_id)
+        if run.record == terminal.record:
+            return FinalizeOutcome(True, run.record.status, run.top)
+        if run.record.status != "running" or run.intent is None:
+            return FinalizeOutcome(False, run.record.status, None)
+        run.intent = None
+        return self._seal(run, terminal, "finalize_cancel")
+
+    def _seal(self, run: FakeRun, terminal: Terminal, name: str) -> FinalizeOutcome:
+        event_id = EventId(max(terminal.ms, run.top.ms), run.top.n + 1)
+        run.events.append(StoredEvent(event_id, terminal.payload))
+        run.record = terminal.record
+        self.sealed.unpark_all()
+        self._leave(name)
+        return FinalizeOutcome(True, run.record.status, event_id)
+
+    async def request_cancel(self, run_id: str, intent: CancelIntent) -> CancelOutcome:
+        await self._enter("request_cancel")
+        run = self._run(run_id)
+        if run.record.status == "running" and run.intent is None:
+            run.intent = intent
+        return CancelOutcome(run.record.status, run.owner.id)
+
+    async def read_intent(self, run_id: str) -> CancelIntent | None:
+        await self._enter("read_intent")
+        run = self.runs.get(run_id)
+        return None if run is None else run.intent
+
+    async def read_intents(self, run_ids: Sequence[str]) -> dict[str, CancelIntent]:
+        await self._enter("read_intents")
+        found = {run_id: self.runs[run_id].intent for run_id in run_ids if run_id in self.runs}
+        return {run_id: intent for run_id, intent in found.items() if intent is not None}
+
+    async def read_events(self, run_id: str, after: EventId, limit: int) -> EventPage:
+        await self._enter("read_events")
+        run = self._run(run_id)
+        return EventPage(run.record.status, tuple(event for event in run.events if event.id > after)[:limit])
+
+    async def heartbeat(self, owner: Owner, lease_seconds: float) -> None:
+        await self._enter("heartbeat")
+
+    async def touch_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
+        await self._enter("touch_runs")
+
+    async def release_run(self, owner: Owner, run_id: str) -> None:
+        await self._enter("release_run")
+        self.owned.setdefault(owner.id, set()).discard(run_id)
+
+    async def retire(self, owner: Owner) -> None:
+        await self._enter("retire")
+
+    async def ring(self, owner_id: str, run_id: str) -> None:
+        await self._enter("ring")
+        inbox = self.inboxes.setdefault(owner_id, [])
+        inbox.append((f"{len(inbox) + 1}-0", run_id))
+        self.rung.append((owner_id, run_id))
+        self.bell.unpark_all()
+
+    async def read_inbox(self, owner: Owner, after: str, block_seconds: float) -> list[tuple[str, str]]:
+        await self._enter("read_inbox")
+        with trio.move_on_after(block_seconds):
+            while True:
+                entries = self.inboxes.get(owner.id, [])
+                new = [entry for entry in entries if int(entry[0].split("-")[0]) > int(after.split("-", maxsplit=1)[0])]
+                if new:
+                    return new
+                await self.bell.park()
+        return []

@@ -4,6 +4,7 @@ import logging
 import sys
 
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
 
 
 def configure_logging(level: int = logging.INFO) -> None:
@@ -15,9 +16,11 @@ def configure_logging(level: int = logging.INFO) -> None:
     ]
     renderer: list[structlog.typing.Processor]
     if sys.stderr.isatty():
-        renderer = [structlog.dev.ConsoleRenderer()]
+        renderer = [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     else:
-        renderer = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        # Without the frames' locals: they hold request headers, and with them tokens.
+        tracebacks = structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
+        renderer = [tracebacks, structlog.processors.JSONRenderer()]
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(

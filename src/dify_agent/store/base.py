@@ -4,7 +4,7 @@ Every operation is safe to repeat after an unknown outcome (a lost reply), and e
 to `StoreUnavailableError`. Payloads are finished JSON text: a store never parses or re-encodes them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol
@@ -131,6 +131,14 @@ class CancelOutcome:
     owner_id: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class TailsRead:
+    """What one read over many logs brought: events by run, and how far the replica's doorbell was read."""
+
+    events: Mapping[str, tuple[StoredEvent, ...]]
+    doorbell: str
+
+
 class RunStore(Protocol):
     """The run log. All methods raise `StoreUnavailableError` when the store does not answer or cannot write now."""
 
@@ -200,3 +208,14 @@ class RunStore(Protocol):
 
     async def read_inbox(self, owner: Owner, after: str, block_seconds: float) -> list[tuple[str, str]]:
         """Wait for inbox entries behind ``after``: (entry id, run id), possibly none."""
+
+    async def read_tails(
+        self, owner: Owner, positions: Mapping[str, EventId], doorbell: str, block_seconds: float
+    ) -> TailsRead:
+        """Wait until any of the logs has an event behind its position, or the doorbell was rung: one blocking read.
+
+        ``doorbell`` is the last entry read, ``0-0`` at the start. Nothing within ``block_seconds`` is an empty answer.
+        """
+
+    async def ring_doorbell(self, owner: Owner) -> None:
+        """Wake the replica's own blocking read. A bell rung too early is still there when the read begins."""

@@ -4,7 +4,7 @@ Each transition is one Lua script, so a reader or a rival replica sees all of it
 together with its TTL. Replies are bytes from end to end; only ids and the few words that scripts answer are decoded.
 """
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from itertools import islice
@@ -26,6 +26,7 @@ from dify_agent.store.base import (
     RecordUnreadableError,
     RunExistsError,
     StoredEvent,
+    TailsRead,
     Terminal,
 )
 from dify_agent.store.connections import Argument, Call, Command, Connections, Reply, open_connections
@@ -35,6 +36,9 @@ from dify_agent.store.urls import parse_store_url
 
 _INBOX_LENGTH = 1000
 _INBOX_READ = 100
+_TAIL_READ = 100
+"""Events per run and read: a page."""
+_DOORBELL_LENGTH = 10
 _SWEEP = 500
 """Runs per round trip in operations over many runs, so that none holds the server for long."""
 _LAST = EventId((1 << 64) - 1, (1 << 64) - 1)
@@ -180,6 +184,29 @@ class RedisRunStore:
         (reply,) = await self._all(read, block_seconds=block_seconds)
         streams = cast("dict[bytes, Any]", reply or {})
         return [(key.decode(), value.decode()) for entries in streams.values() for key, value in _entries(entries)]
+
+    async def read_tails(
+        self, owner: Owner, positions: Mapping[str, EventId], doorbell: str, block_seconds: float
+    ) -> TailsRead:
+        bell = self._keys.doorbell(owner.id).encode()
+        runs = {self._keys.events(run_id).encode(): run_id for run_id in positions}
+        block = max(1, round(block_seconds * 1000))
+        ids = (doorbell, *map(str, positions.values()))
+        read = Command(b"XREAD", ("COUNT", _TAIL_READ, "BLOCK", block, "STREAMS", bell, *runs, *ids))
+        (reply,) = await self._all(read, block_seconds=block_seconds)
+        streams = cast("dict[bytes, Any]", reply or {})
+        events = {
+            run_id: tuple(StoredEvent(_event_id(entry), payload) for entry, payload in _entries(streams[key]))
+            for key, run_id in runs.items()
+            if key in streams
+        }
+        rung = [entry.decode() for entry, _ in _entries(streams.get(bell, ()))]
+        return TailsRead(events, rung[-1] if rung else doorbell)
+
+    async def ring_doorbell(self, owner: Owner) -> None:
+        bell = self._keys.doorbell(owner.id)
+        add = Command(b"XADD", (bell, "MAXLEN", "~", _DOORBELL_LENGTH, "*", "bell", ""))
+        await self._all(add, self._expire(bell))
 
     async def _all(self, *items: Command | Call, block_seconds: float = 0) -> list[Reply]:
         # For operations that stand or fall as one: the first error is raised.

@@ -36,6 +36,9 @@ from dify_agent.supervisor.serve import Supervisor
 
 _log = structlog.get_logger()
 
+STORE_CONNECTIONS: Final = 10
+"""Two wait for others (inbox, tail hub), one writes events; the rest serve requests, which take a round trip each."""
+
 SPENT_GRACE_SECONDS: Final = 5.0
 """Grace of the drain that follows a given-up service: runs cannot be served well any more."""
 
@@ -78,6 +81,7 @@ async def serve(settings: ServerSettings, listen: Listen) -> ExitStatus:
                 prefix=settings.redis_prefix,
                 retention_seconds=settings.run_retention_seconds,
                 max_length=settings.run_event_stream_max_length,
+                max_connections=STORE_CONNECTIONS,
             ) as store,
             _open_models(settings) as models,
         ):
@@ -124,6 +128,7 @@ def _http(
         api_token=settings.api_token,
         max_request_body_bytes=settings.max_request_body_bytes,
         stream_stall_seconds=settings.stream_stall_seconds,
+        allowed_origins=settings.allowed_origins,
     )
     app = create_app(service=supervisor, store=store, settings=http_settings, blank_prompt_check=has_blank_prompt)
     return partial(

@@ -10,6 +10,7 @@ from typing import Final
 
 import structlog
 import trio
+from pydantic_core import from_json
 
 from dify_agent.actors.environment import RunEnvironment
 from dify_agent.actors.live_log import LiveLog
@@ -17,6 +18,7 @@ from dify_agent.actors.messages import Failed, Stop, StopKind, Succeeded, WorkDo
 from dify_agent.actors.publisher import LogLostError, RunLog
 from dify_agent.errors import Reason, RunNotFoundError, StoreUnavailableError
 from dify_agent.events import envelope
+from dify_agent.events.json_text import encode
 from dify_agent.protocol.schemas import (
     RunCancelledEventData,
     RunFailedEventData,
@@ -150,11 +152,14 @@ class Finalizer:
         error: str | None = None,
         error_type: RunFailureType | None = None,
     ) -> Terminal:
+        if error is not None:
+            error = from_json(encode(error))  # as the event has it: an error's text may hold what UTF-8 cannot
         changes = {"status": status, "updated_at": now, "error": error, "error_type": error_type}
         return Terminal(self._run_id, self._record.model_copy(update=changes), payload, _milliseconds(now))
 
     def _seal(self, outcome: FinalizeOutcome, terminal: Terminal) -> FinalizeOutcome:
-        if outcome.applied and outcome.event_id is not None:
+        # A repeat of an applied transition answers the same id again; readers get the event once.
+        if outcome.applied and outcome.event_id is not None and outcome.event_id > self._live.top:
             self._live.extend((StoredEvent(outcome.event_id, terminal.payload),))
         return outcome
 

@@ -34,20 +34,28 @@ class Heartbeat:
         self._touch_seconds = retention_seconds / TOUCHES_PER_RETENTION
         self._beat_seconds = min(lease_seconds / BEATS_PER_LEASE, self._touch_seconds)
         self._own_runs = own_runs
+        self._touched: float | None = None
+        """When the live runs were last touched (`trio.current_time`); outlives a restart of the service."""
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Started after the first beat: a run must not be created before its owner is known to be alive."""
-        await self._store.heartbeat(self._owner, self._lease_seconds)
+        """Started after the first beat: a run must not be created before its owner is known to be alive.
+
+        Raises:
+            StoreUnavailableError: the very first beat failed, and the process cannot start. Later, also after a
+                restart, an outage is waited out.
+        """
+        if self._touched is None:
+            await self._store.heartbeat(self._owner, self._lease_seconds)
+            self._touched = trio.current_time()
         task_status.started()
-        touched = trio.current_time()
         pause = self._beat_seconds
         while True:
             await trio.sleep(pause)
             try:
                 await self._store.heartbeat(self._owner, self._lease_seconds)
-                if trio.current_time() - touched >= self._touch_seconds - self._beat_seconds / 2:
+                if trio.current_time() - self._touched >= self._touch_seconds - self._beat_seconds / 2:
                     await self._store.touch_runs(self._owner, list(self._own_runs()))
-                    touched = trio.current_time()
+                    self._touched = trio.current_time()
                 pause = self._beat_seconds
             except StoreUnavailableError as error:
                 # Renew at once when the store is back: a lease judged late is a healthy run lost.

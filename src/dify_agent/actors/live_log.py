@@ -21,14 +21,14 @@ WINDOW_BYTES: Final = 256 * 1024
 class LiveLog:
     """Window of stored events. Written by the publisher and the run's actor, read by tails."""
 
-    def __init__(self, window_bytes: int = WINDOW_BYTES) -> None:
+    def __init__(self, window_bytes: int = WINDOW_BYTES, *, start: EventId = START) -> None:
         self._events: deque[StoredEvent] = deque()
         self._bytes = 0
         self._limit = window_bytes
-        self._dropped_to = START
+        self._dropped_to = start
         self._changed = trio.lowlevel.ParkingLot()
-        self.top = START
-        """Id of the newest stored event."""
+        self.top = start
+        """Id of the newest stored event; where the window begins as long as it is empty."""
         self.closed = False
         """No event will come from here any more: the terminal event is in, or the run was given up."""
 
@@ -43,6 +43,16 @@ class LiveLog:
             self._bytes -= len(dropped.payload)
             self._dropped_to = dropped.id
         self._changed.unpark_all()
+
+    def rewind(self, start: EventId) -> bool:
+        """Let an empty window begin earlier, at ``start``; False when there is nothing to do.
+
+        A reader may come with a cursor behind which there is nothing yet, and the next with an ordinary one.
+        """
+        if self._events or start >= self.top:
+            return False
+        self._dropped_to = self.top = start
+        return True
 
     def close(self) -> None:
         """Nothing will be added any more; readers that have seen all of it look into the store."""

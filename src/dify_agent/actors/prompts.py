@@ -53,7 +53,7 @@ def _user_items(config: Any) -> list[str] | None:
     if isinstance(config, str | bytes):
         try:
             config = json.loads(config)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     if config is None:
         return []

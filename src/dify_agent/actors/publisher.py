@@ -125,6 +125,13 @@ class RunLog:
         if not self._pending:
             self._settled.unpark_all()
 
+    def refuse(self, error: Exception) -> None:
+        """Take a refusal that no repeat would change for the batch in flight."""
+        batch, self._in_flight = self._in_flight, None
+        assert batch is not None
+        self._release(sum(len(event.payload) for event in batch.events))
+        self.lose(StopKind.RECORD_LOST, str(error))
+
     def lose(self, kind: StopKind, detail: str) -> None:
         """Give the log up: drop what waits, tell the actor."""
         self.lost = kind
@@ -211,13 +218,15 @@ class Publisher:
         """One round trip. False when the store did not take all of it."""
         logs = list(islice(self._ready, PIPELINE_RUNS))
         batches = [(log, batch) for log in logs if (batch := log.next_batch()) is not None]
-        outcomes = await self._append([batch for _, batch in batches])
+        outcomes = await self._append([batch for _, batch in batches]) if batches else ()
         healthy = True
         for (log, _), outcome in zip(batches, outcomes, strict=True):
             if isinstance(outcome, StoreUnavailableError):
                 healthy = False
             elif isinstance(outcome, Exception):
-                raise outcome
+                # This run's log alone cannot be written (its record is unreadable, say); the others go on.
+                _log.error("run's events refused", run_id=log.run_id, exc_info=outcome)
+                log.refuse(outcome)
             else:
                 log.settle(outcome)
         # Only after every answer was taken: a log that got events meanwhile moves to the end of the queue.

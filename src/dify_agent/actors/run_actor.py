@@ -84,10 +84,10 @@ class RunActor:
     async def _serve(self, admission: Admission) -> None:
         now = datetime.now(UTC)
         record = RunStatusResponse(run_id=self._run_id, status="running", created_at=now, updated_at=now)
-        error = await self._create(record)
-        admission.answer(error)
         async with trio.open_nursery() as nursery:
             try:
+                error = await self._create(record)
+                admission.answer(error)
                 done = await self._lead(nursery, created=error is None)
             except trio.Cancelled:
                 # The supervisor is being torn down, and the work with it: end the run all the same.
@@ -136,10 +136,15 @@ class RunActor:
             return WorkDone(describe_failure(error))
 
     async def _last_word(self) -> WorkDone:
-        async for message in self._inbox:
-            if isinstance(message, WorkDone):
-                return message
-        raise AssertionError("the work reports its end at every ending")
+        """The work's report of its end; without one when it never began, or is not over in time."""
+        if self._lifecycle.phase is not Phase.ADMITTED:
+            bounds = self._env.bounds
+            with trio.move_on_after(bounds.cancel_timeout_seconds + bounds.exit_timeout_seconds):
+                while True:
+                    message = await self._inbox.receive()
+                    if isinstance(message, WorkDone):
+                        return message
+        return WorkDone(Interrupted())
 
     def _stopped_before_start(self) -> bool:
         """A stop that came before the work began leaves a log with only the terminal event (protocol O5)."""

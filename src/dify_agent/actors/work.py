@@ -1,9 +1,11 @@
 """The work of a run, from ``run_started`` to the last layer's exit. A child task of the run's actor.
 
-Scopes, outer to inner: *stop* (entry to result; the actor cancels it), *life* (opened before any layer, so before any
-nursery a layer may own), *deadline* (the agent loop only). When exit begins, *life* gets its shield and its deadline:
-from then on the stop scope outside no longer reaches the layers' clean-up. Shielding a scope that was opened after a
-layer's own nursery would corrupt Trio's scope stack; this order cannot.
+Scopes, outer to inner: *stop* (the actor cancels it while layers are entered), *life* (opened before any layer, so
+before any nursery a layer may own), *body* (the actor cancels it while the layers are active), *deadline* (the agent
+loop only). When exit begins, *life* gets its shield and its deadline: from then on the stop scope outside no longer
+reaches the layers' clean-up. Shielding a scope that was opened after a layer's own nursery would corrupt Trio's scope
+stack; this order cannot. The body has a scope of its own because a cancellation from outside the layers would also
+end the tasks in their nurseries, and with them the exit hooks that still need them.
 """
 
 from collections.abc import Callable
@@ -36,7 +38,8 @@ class RunWork:
         log: RunLog,
         report: Callable[[RunMessage], None],
     ) -> None:
-        self.stop = trio.CancelScope()
+        self._stop = trio.CancelScope()
+        self._body = trio.CancelScope()
         self.events = AgentEvents(run_id, log, env.flush_timer, env.coalescing)
         self._run_id = run_id
         self._request = request
@@ -51,7 +54,8 @@ class RunWork:
         """Stop the work. What the loop has buffered is dropped: a stopped run publishes no more."""
         self._stopped = True
         self.events.discard()
-        self.stop.cancel(reason=reason)
+        scope = self._stop if self._run is None else self._body
+        scope.cancel(reason=reason)
 
     async def run(self) -> None:
         """Do the work and report `WorkDone` at every ending; only a cancellation from outside the run leaves."""
@@ -70,13 +74,13 @@ class RunWork:
         plan = plan_run(self._request, self._env.providers)
         bounds = self._env.bounds
         ending: Ending = Interrupted()
-        with self.stop:
+        with self._stop:
             with trio.CancelScope() as life:
-                self.stop.deadline = trio.current_time() + bounds.enter_timeout_seconds
+                self._stop.deadline = trio.current_time() + bounds.enter_timeout_seconds
                 ending = await self._in_layers(plan, life)
         if life.cancelled_caught:
             raise phase_timeout("exit", "EXIT_TIMEOUT_SECONDS", bounds.exit_timeout_seconds)
-        if self.stop.cancelled_caught and not self._stopped:
+        if self._stop.cancelled_caught and not self._stopped:
             raise phase_timeout("entry", "ENTER_TIMEOUT_SECONDS", bounds.enter_timeout_seconds)
         return ending
 
@@ -88,15 +92,20 @@ class RunWork:
 
         entering = plan.compositor.enter(configs=plan.configs, session_snapshot=plan.snapshot, on_unwind=begin_exit)
         async with entering as run:
-            self.stop.deadline = float("inf")
+            self._stop.deadline = float("inf")
             self._run = run
             self._report(Reached(Phase.RUNNING))
             for name, intent in plan.intents.items():
                 run.slots[name].exit_intent = intent
-            ending = Succeeded(output=None)
-            if not plan.lifecycle_only:
-                ending = await converse(run, self._request, self._env, self.events, self._capture)
+            ending: Ending = Interrupted()
+            with self._body:
+                ending = await self._in_body(plan, run)
         return ending
+
+    async def _in_body(self, plan: RunPlan, run: Run) -> Ending:
+        if plan.lifecycle_only:
+            return Succeeded(output=None)
+        return await converse(run, self._request, self._env, self.events, self._capture)
 
     def _snapshot(self) -> CompositorSessionSnapshot | None:
         return None if self._run is None else self._run.session_snapshot

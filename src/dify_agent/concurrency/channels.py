@@ -5,8 +5,8 @@ from typing import Final
 import trio
 
 RUN_INBOX_SIZE: Final = 16
-"""A run actor's inbox. It is sent at most three phase reports, one per kind of stop, and repeats of a cancel, which
-may be dropped when the inbox is full because the first of them is already in it."""
+"""A run actor's inbox. It is sent at most two phase reports, the end of the work, and each of the six kinds of stop
+once, or twice where both the registry and the run's log may say it: it is never full."""
 
 REPLY_SIZE: Final = 1
 """A question gets one answer; a slot for it means that answering never waits for an asker who has gone."""

@@ -2,12 +2,12 @@
 global."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import trio
 
 from dify_agent.actors.live_log import LiveLog
-from dify_agent.actors.messages import RunMessage, Stop
+from dify_agent.actors.messages import RunMessage, Stop, StopKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,9 @@ class RunEntry:
 
     inbox: trio.MemorySendChannel[RunMessage]
     live: LiveLog
+    told: set[StopKind] = field(default_factory=set)
+    """Kinds of stop that are in the inbox or were. Repeats are not sent: a burst of cancel requests must not take the
+    room that the work's own reports need."""
 
 
 class RunRegistry:
@@ -50,13 +53,13 @@ class RunRegistry:
         return None if entry is None else entry.live
 
     def tell(self, run_id: str, stop: Stop) -> bool:
-        """Send ``stop`` to a run; False when it is not executed here.
-
-        A full inbox holds a stop already, so this one may be dropped.
-        """
+        """Send ``stop`` to a run, once per kind; False when it is not executed here."""
         entry = self._runs.get(run_id)
         if entry is None:
             return False
+        if stop.kind in entry.told:
+            return True
+        entry.told.add(stop.kind)
         try:
             entry.inbox.send_nowait(stop)
         except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):

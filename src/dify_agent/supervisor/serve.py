@@ -14,6 +14,7 @@ from dify_agent.actors.heartbeat import Heartbeat
 from dify_agent.actors.live_log import LiveLog
 from dify_agent.actors.messages import RunMessage, Stop, StopKind
 from dify_agent.actors.run_actor import Admission, RunActor
+from dify_agent.actors.tail_hub import TailHub
 from dify_agent.concurrency.channels import REPLY_SIZE, RUN_INBOX_SIZE
 from dify_agent.errors import RunCancellationConflictError, SchedulerStoppingError, StoreUnavailableError
 from dify_agent.protocol.event_id import EventId
@@ -27,6 +28,8 @@ from dify_agent.supervisor.tails import PAGE, LogTail
 
 READY_SECONDS: Final = 2.0
 """The store must answer within this for the replica to be ready (decision R22)."""
+
+OBSERVERS: Final = ("cancel inbox", "cancel sweep")
 
 _log = structlog.get_logger()
 
@@ -48,6 +51,7 @@ class Supervisor:
     ) -> None:
         self._registry = RunRegistry()
         self._env = make_environment(self._registry.remove)
+        self._hub = TailHub(self._env.store, self._env.owner)
         self._services = (*self._own_services(lease_seconds, retention_seconds), *services)
         self._runs: trio.Nursery | None = None
         self._stopping = False
@@ -72,6 +76,8 @@ class Supervisor:
             ServiceSpec(name="flush timer", serve=env.flush_timer.serve),
             ServiceSpec(name="cancel inbox", serve=observer.watch_inbox),
             ServiceSpec(name="cancel sweep", serve=observer.sweep),
+            ServiceSpec(name="tail hub", serve=self._hub.serve),
+            ServiceSpec(name="tail bell", serve=self._hub.ring),
         )
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -90,6 +96,10 @@ class Supervisor:
     def _give_up(self, error: ServiceBudgetSpentError) -> None:
         self.failure = self.failure or error
         self.failed.set()
+        if error.service in OBSERVERS:
+            # Nobody can tell these runs any more that they were cancelled (protocol 6.3, S3).
+            for run_id in self._registry.run_ids():
+                self._registry.tell(run_id, Stop(StopKind.OBSERVER, str(error.__cause__ or error)))
 
     # What HTTP asks.
 
@@ -141,7 +151,7 @@ class Supervisor:
         first = None
         if live is None or not live.covers(after):
             first = await self._env.store.read_events(run_id, after, PAGE)
-        return LogTail(self._env.store, run_id, after, live=live, first=first, drain=self._streams_end)
+        return LogTail(self._env.store, self._hub, run_id, after, live=live, first=first, drain=self._streams_end)
 
     async def readiness(self) -> Readiness:
         """See the port."""
@@ -179,7 +189,11 @@ class Supervisor:
     def end_streams(self) -> None:
         """No local run is left: streams of other replicas' runs end, so that their readers resume elsewhere."""
         self._streams_end.set()
+        self._hub.close()
 
     async def retire(self) -> None:
-        """Delete this replica's own keys: it has drained and owns nothing any more."""
-        await self._env.store.retire(self._env.owner)
+        """Delete this replica's own keys: it has drained and owns nothing any more. Without a store they expire."""
+        try:
+            await self._env.store.retire(self._env.owner)
+        except StoreUnavailableError as error:
+            _log.warning("own keys not deleted, they expire", cause=error.cause)

@@ -49,10 +49,13 @@ async def run_service(
                 raise
             error: Exception | None = failure
         else:
+            if not status.done:
+                raise RuntimeError(f"service '{spec.name}' ended before it was usable")
             error = None
         pause = counter.next_pause(trio.current_time())
         if pause is None:
             spent = ServiceBudgetSpentError(spec.name, spec.budget)
+            spent.__cause__ = error
             _log.critical("service given up", service=spec.name, exc_info=error)
             give_up(spent)
             await trio.sleep_forever()

@@ -4,7 +4,7 @@ The real store has its own contract suite; what is tested with this one are the 
 """
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -21,6 +21,7 @@ from dify_agent.store.base import (
     FinalizeOutcome,
     Owner,
     StoredEvent,
+    TailsRead,
     Terminal,
 )
 
@@ -55,6 +56,9 @@ class FakeStore:
         self.inboxes: dict[str, list[tuple[str, str]]] = {}
         self.owned: dict[str, set[str]] = {}
         self.bell = trio.lowlevel.ParkingLot()
+        self.appended = trio.lowlevel.ParkingLot()
+        self.reading = 0
+        self.doorbell = 0
         self.sealed = trio.lowlevel.ParkingLot()
 
     async def _enter(self, name: str) -> None:
@@ -111,6 +115,7 @@ class FakeStore:
         if run.top != batch.expected_top and run.top not in {event.id for event in batch.events}:
             return "gap"
         run.events.extend(event for event in batch.events if event.id > run.top)
+        self.appended.unpark_all()
         return "appended"
 
     async def finalize(self, terminal: Terminal) -> FinalizeOutcome:
@@ -133,10 +138,12 @@ class FakeStore:
         return self._seal(run, terminal, "finalize_cancel")
 
     def _seal(self, run: FakeRun, terminal: Terminal, name: str) -> FinalizeOutcome:
+        terminal.record.model_dump_json()  # a record that has no JSON cannot be stored
         event_id = EventId(max(terminal.ms, run.top.ms), run.top.n + 1)
         run.events.append(StoredEvent(event_id, terminal.payload))
         run.record = terminal.record
         self.sealed.unpark_all()
+        self.appended.unpark_all()
         self._leave(name)
         return FinalizeOutcome(True, run.record.status, event_id)
 
@@ -171,6 +178,7 @@ class FakeStore:
     async def release_run(self, owner: Owner, run_id: str) -> None:
         await self._enter("release_run")
         self.owned.setdefault(owner.id, set()).discard(run_id)
+        self._leave("release_run")
 
     async def retire(self, owner: Owner) -> None:
         await self._enter("retire")
@@ -192,3 +200,29 @@ class FakeStore:
                     return new
                 await self.bell.park()
         return []
+
+    async def read_tails(
+        self, owner: Owner, positions: Mapping[str, EventId], doorbell: str, block_seconds: float
+    ) -> TailsRead:
+        await self._enter("read_tails")
+        self.reading += 1
+        try:
+            with trio.move_on_after(block_seconds):
+                while True:
+                    news = {
+                        run_id: tuple(event for event in self.runs[run_id].events if event.id > after)[:100]
+                        for run_id, after in positions.items()
+                        if run_id in self.runs
+                    }
+                    found = {run_id: events for run_id, events in news.items() if events}
+                    if found or self.doorbell > int(doorbell.split("-", maxsplit=1)[0]):
+                        return TailsRead(found, f"{self.doorbell}-0")
+                    await self.appended.park()
+        finally:
+            self.reading -= 1
+        return TailsRead({}, doorbell)
+
+    async def ring_doorbell(self, owner: Owner) -> None:
+        await self._enter("ring_doorbell")
+        self.doorbell += 1
+        self.appended.unpark_all()

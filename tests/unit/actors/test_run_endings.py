@@ -371,3 +371,16 @@ async def test_one_runs_crash_touches_no_sibling(autojump_clock: MockClock, monk
 
 def test_hooks_default_to_nothing() -> None:
     assert Hooks().log == []
+
+
+async def test_teardown_leaves_time_to_finalise_a_run_whose_work_ignores_it(autojump_clock: MockClock) -> None:
+    async with world() as w:
+        w.hooks.create = ignore_cancellation
+        run_id = await w.create(prompt(), hooked(), model(text()))
+        await trio.sleep(1)
+        began = trio.current_time()
+        w.nursery.cancel_scope.cancel()
+        with trio.move_on_after(100, shield=True):
+            await w.ended(run_id)
+        assert trio.current_time() - began == pytest.approx(70, abs=0.1)
+    assert data(w.run(run_id))["reason"] == "shutdown"

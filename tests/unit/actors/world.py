@@ -1,7 +1,7 @@
 """A supervisor over the fake store, with layer types whose behaviour a test scripts."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -15,10 +15,11 @@ from dify_agent.actors.environment import CoalescingPolicy, RunBounds, RunEnviro
 from dify_agent.actors.publisher import Publisher
 from dify_agent.events.flusher import FlushTimer
 from dify_agent.layers.registry import create_layer_providers
-from dify_agent.model.provider import open_model_registry
+from dify_agent.model.provider import ModelRegistry, open_model_registry
 from dify_agent.protocol.schemas import CancelRunRequest, CreateRunRequest
 from dify_agent.store.base import Owner
 from dify_agent.supervisor.serve import Supervisor
+from dify_agent.supervisor.specs import ServiceSpec
 
 Hook = Callable[[], Awaitable[None]]
 
@@ -93,6 +94,8 @@ class World:
     store: FakeStore
     hooks: Hooks
     publisher: Publisher
+    nursery: trio.Nursery
+    """Cancelling it tears the supervisor down."""
 
     async def create(self, *layers: dict[str, Any], **members: Any) -> str:
         """Create a run of the given layers."""
@@ -150,11 +153,22 @@ def text(value: str = "hi") -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def world(*, queue_bytes: int = 1 << 20, outage_seconds: float = 60, **bounds: float) -> AsyncIterator[World]:
-    """A running supervisor. Leaving cancels it, as a crash of the root would."""
+async def world(
+    *,
+    queue_bytes: int = 1 << 20,
+    outage_seconds: float = 60,
+    services: Sequence[ServiceSpec] = (),
+    providers: Sequence[LayerProvider[Any]] = (),
+    models: ModelRegistry | None = None,
+    **bounds: float,
+) -> AsyncIterator[World]:
+    """A running supervisor. Leaving cancels it, as a crash of the root would.
+
+    Opening a model registry is what takes the time here: a test that needs many worlds brings its own.
+    """
     store, hooks = FakeStore(), Hooks()
     publisher = Publisher(store, queue_bytes=queue_bytes, outage_seconds=outage_seconds, linger_seconds=30)
-    async with open_model_registry() as models:
+    async with open_model_registry() if models is None else nullcontext(models) as registry:
         own = LayerProvider.from_factory(layer_type=HooksLayer, create=lambda _config: HooksLayer(hooks))
 
         def environment(on_finished: Callable[[str], None]) -> RunEnvironment:
@@ -163,7 +177,7 @@ async def world(*, queue_bytes: int = 1 << 20, outage_seconds: float = 60, **bou
                 owner=Owner("me", 1),
                 publisher=publisher,
                 flush_timer=FlushTimer(),
-                providers=(*create_layer_providers(models=models, scripted_layers=True), own),
+                providers=(*create_layer_providers(models=registry, scripted_layers=True), own, *providers),
                 bounds=replace(BOUNDS, **bounds),
                 coalescing=COALESCING,
                 tool_concurrency=16,
@@ -171,8 +185,8 @@ async def world(*, queue_bytes: int = 1 << 20, outage_seconds: float = 60, **bou
                 on_finished=on_finished,
             )
 
-        supervisor = Supervisor(environment, lease_seconds=15, retention_seconds=7200)
+        supervisor = Supervisor(environment, lease_seconds=15, retention_seconds=7200, services=services)
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.serve)
-            yield World(supervisor, store, hooks, publisher)
+            yield World(supervisor, store, hooks, publisher, nursery)
             nursery.cancel_scope.cancel()

@@ -1,0 +1,142 @@
+"""The cancel observer: bells, the sweep behind them, and outages of the store."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import pytest
+import trio
+from tests.unit.actors.fake_store import FakeRun, FakeStore
+from tests.unit.actors.logs import record
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from dify_agent.actors.cancel_observer import BLOCK_SECONDS, SWEEP_SECONDS, CancelObserver
+from dify_agent.actors.messages import Stop, StopKind
+from dify_agent.store.base import CancelIntent, Owner
+
+ME = Owner("me", 1)
+
+
+@dataclass
+class Watch:
+    """An observer over a fake store, and what it said."""
+
+    store: FakeStore = field(default_factory=FakeStore)
+    own: list[str] = field(default_factory=list)
+    told: list[tuple[str, float]] = field(default_factory=list)
+    observer: CancelObserver = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.observer = CancelObserver(self.store, ME, tell=self.tell, own_runs=lambda: self.own)
+
+    def tell(self, run_id: str, stop: Stop) -> bool:
+        assert stop.kind is StopKind.CANCEL
+        self.told.append((run_id, trio.current_time()))
+        return True
+
+    def run(self, run_id: str, *, intent: bool = False) -> None:
+        self.store.runs[run_id] = FakeRun(record(run_id), ME)
+        self.own.append(run_id)
+        if intent:
+            self.store.runs[run_id].intent = CancelIntent(None, None, datetime.now(UTC))
+
+    @property
+    def told_runs(self) -> list[str]:
+        return [run_id for run_id, _ in self.told]
+
+
+@asynccontextmanager
+async def watching(*, inbox: bool = False, sweep: bool = False) -> AsyncIterator[Watch]:
+    watch = Watch()
+    async with trio.open_nursery() as nursery:
+        if inbox:
+            await nursery.start(watch.observer.watch_inbox)
+        if sweep:
+            await nursery.start(watch.observer.sweep)
+        yield watch
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_bell_is_passed_on_at_once(autojump_clock: MockClock) -> None:
+    async with watching(inbox=True) as w:
+        await trio.sleep(3)
+        await w.store.ring("me", "a")
+        await w.store.ring("someone else", "b")
+        await wait_all_tasks_blocked()
+        assert w.told == [("a", trio.current_time())]
+
+
+async def test_bells_rung_before_it_watched_are_heard_once(autojump_clock: MockClock) -> None:
+    async with watching() as w, trio.open_nursery() as nursery:
+        for run_id in ("a", "b", "c"):
+            await w.store.ring("me", run_id)
+        nursery.start_soon(w.observer.watch_inbox)
+        await trio.sleep(5 * BLOCK_SECONDS)
+        assert w.told_runs == ["a", "b", "c"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_one_blocking_read_waits_for_all_runs(autojump_clock: MockClock) -> None:
+    async with watching(inbox=True) as w:
+        await trio.sleep(10 * BLOCK_SECONDS + 1)
+        assert w.store.calls["read_inbox"] == 11
+
+
+async def test_the_position_outlives_an_outage_and_a_restart(autojump_clock: MockClock) -> None:
+    async with watching() as w:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(w.observer.watch_inbox)
+            await w.store.ring("me", "a")
+            await wait_all_tasks_blocked()
+            w.store.down = True
+            await trio.sleep(30)
+            assert w.store.calls["read_inbox"] < 50, "an outage is no busy loop"
+            w.store.down = False
+            await w.store.ring("me", "b")
+            await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+        await w.store.ring("me", "c")
+        with trio.move_on_after(1):
+            await w.observer.watch_inbox()
+        assert w.told_runs == ["a", "b", "c"]
+
+
+async def test_the_sweep_finds_intents_of_own_runs(autojump_clock: MockClock) -> None:
+    async with watching(sweep=True) as w:
+        w.run("quiet")
+        w.run("cancelled", intent=True)
+        await trio.sleep(SWEEP_SECONDS + 0.1)
+        assert w.told_runs == ["cancelled"]
+
+
+async def test_the_sweep_asks_nothing_without_runs(autojump_clock: MockClock) -> None:
+    async with watching(sweep=True) as w:
+        await trio.sleep(20)
+        assert w.store.calls["read_intents"] == 0
+
+
+async def test_the_sweep_survives_an_outage(autojump_clock: MockClock) -> None:
+    async with watching(sweep=True) as w:
+        w.run("a", intent=True)
+        w.store.down = True
+        await trio.sleep(60)
+        assert w.told == []
+        w.store.down = False
+        began = trio.current_time()
+        await trio.sleep(SWEEP_SECONDS)
+        assert w.told_runs == ["a"]
+        assert w.told[0][1] - began <= SWEEP_SECONDS
+
+
+async def test_a_bug_in_the_store_ends_the_service(autojump_clock: MockClock) -> None:
+    async def bug(name: str) -> None:
+        raise RuntimeError("a bug")
+
+    async with watching() as w:
+        w.run("a")
+        w.store.before = bug
+        with pytest.raises(RuntimeError):
+            await w.observer.watch_inbox()
+        with pytest.raises(RuntimeError):
+            await w.observer.sweep()

@@ -1,0 +1,379 @@
+"""The end of a run: the decision table of protocol 6.3, lost replies, outages, and endings that are no JSON."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import trio
+from tests.unit.actors.fake_store import FakeRun, FakeStore
+from tests.unit.actors.logs import Desk, OpenLog, desk, payload
+from tests.unit.actors.world import BOUNDS, COALESCING
+from trio.testing import MockClock
+
+from agenton.compositor import CompositorSessionSnapshot, LayerSessionSnapshot
+from agenton.layers import LifecycleState
+from dify_agent.actors.environment import RunEnvironment
+from dify_agent.actors.finalize import Finalizer, proposed_ending
+from dify_agent.actors.messages import Failed, Interrupted, Stop, StopKind, Succeeded, WorkDone
+from dify_agent.events.flusher import FlushTimer
+from dify_agent.protocol.schemas import AgentRunUsage, DeferredToolCallPayload, RunFailureType
+from dify_agent.store.base import CancelIntent, Owner, StoredEvent
+
+SNAPSHOT = CompositorSessionSnapshot(
+    layers=[LayerSessionSnapshot(name="a", lifecycle_state=LifecycleState.SUSPENDED, runtime_state={})]
+)
+USAGE = AgentRunUsage(prompt_tokens=1, completion_tokens=2, total_tokens=3)
+SUCCESS = WorkDone(Succeeded("out"), SNAPSHOT, USAGE)
+FAILURE = WorkDone(Failed("broke", RunFailureType.AGENT_RUN_LIMIT_EXCEEDED, "why"), SNAPSHOT)
+STOPPED = WorkDone(Interrupted(), SNAPSHOT)
+CANCEL, SHUTDOWN = Stop(StopKind.CANCEL), Stop(StopKind.SHUTDOWN)
+
+
+@dataclass
+class Ending:
+    """One run about to end."""
+
+    desk: Desk
+    log: OpenLog
+    finalizer: Finalizer
+    kinds: list[str] = field(default_factory=list)
+
+    @property
+    def store(self) -> FakeStore:
+        return self.desk.store
+
+    @property
+    def run(self) -> FakeRun:
+        return self.store.runs["run"]
+
+    def intend(self) -> None:
+        self.run.intent = CancelIntent("reason", "message", datetime.now(UTC))
+
+    def intend_before(self, operation: str) -> None:
+        """The intent arrives just before the first ``operation``."""
+
+        async def before(name: str) -> None:
+            if name == operation and not self.kinds:
+                self.kinds.append(name)
+                self.intend()
+
+        self.store.before = before
+
+    def data(self) -> dict[str, Any]:
+        """The terminal event's data; there is exactly one, in the store and in memory."""
+        assert [e.is_terminal for e in self.run.events].count(True) == 1
+        assert self.run.events[-1].is_terminal
+        live: tuple[StoredEvent, ...] = self.log.live.after(self.run.events[-2].id, 10) if self.run.events[1:] else ()
+        assert sum(e.is_terminal for e in live) <= 1
+        return json.loads(self.run.events[-1].payload)["data"]
+
+
+@asynccontextmanager
+async def ending() -> AsyncIterator[Ending]:
+    async with desk() as d:
+        log = d.open("run")
+        log.log.offer(payload("run_started"))
+        env = RunEnvironment(
+            store=d.store,
+            owner=Owner("me", 1),
+            publisher=d.publisher,
+            flush_timer=FlushTimer(),
+            providers=(),
+            bounds=BOUNDS,
+            coalescing=COALESCING,
+            tool_concurrency=1,
+            tool_threads=trio.CapacityLimiter(1),
+            on_finished=lambda _run_id: None,
+        )
+        d.store.owned["me"] = {"run"}
+        yield Ending(d, log, Finalizer(d.store.runs["run"].record, env, log.log, log.live))
+        log.log.close()
+
+
+# The decision table.
+
+
+async def test_success(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+        await e.finalizer.end(SUCCESS, None)
+        assert e.data()["output"] == "out"
+        assert e.data()["usage"]["total_tokens"] == 3
+        assert (e.run.record.status, e.run.record.error) == ("succeeded", None)
+        assert e.store.owned["me"] == set()
+
+
+async def test_deferred_call(autojump_clock: MockClock) -> None:
+    call = DeferredToolCallPayload(tool_call_id="1", tool_name="ask", args={})
+    async with ending() as e:
+        await e.finalizer.end(WorkDone(Succeeded(deferred=call), SNAPSHOT), None)
+        assert "output" not in e.data()
+        assert e.data()["deferred_tool_call"]["tool_name"] == "ask"
+
+
+async def test_failure(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+        await e.finalizer.end(FAILURE, None)
+        assert e.data() | {"session_snapshot": 0} == {
+            "error": "broke",
+            "error_type": "agent_run_limit_exceeded",
+            "reason": "why",
+            "session_snapshot": 0,
+        }
+        assert (e.run.record.error, e.run.record.error_type) == ("broke", "agent_run_limit_exceeded")
+
+
+@pytest.mark.parametrize("done", [SUCCESS, FAILURE, STOPPED])
+@pytest.mark.parametrize("stop", [None, CANCEL, SHUTDOWN, Stop(StopKind.STORE_UNAVAILABLE), Stop(StopKind.OBSERVER)])
+async def test_an_accepted_intent_wins_over_everything(
+    autojump_clock: MockClock, done: WorkDone, stop: Stop | None
+) -> None:
+    async with ending() as e:
+        e.intend()
+        await e.finalizer.end(done, stop)
+        assert e.run.record.status == "cancelled"
+        assert e.run.record.error == "message"
+        assert (e.data()["reason"], e.data()["message"]) == ("reason", "message")
+        assert e.data()["session_snapshot"] is not None
+        assert e.run.intent is None
+
+
+@pytest.mark.parametrize("stop", [None, SHUTDOWN])
+async def test_an_intent_that_comes_with_the_write_wins(autojump_clock: MockClock, stop: Stop | None) -> None:
+    async with ending() as e:
+        e.intend_before("finalize")
+        await e.finalizer.end(SUCCESS, stop)
+        assert e.run.record.status == "cancelled"
+
+
+async def test_shutdown_keeps_a_success(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+        await e.finalizer.end(SUCCESS, SHUTDOWN)
+        assert e.run.record.status == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("stop", "error", "reason"),
+    [
+        (SHUTDOWN, "run cancelled during server shutdown", "shutdown"),
+        (Stop(StopKind.OBSERVER, "boom"), "run cancellation observer failed: boom", "cancellation_observer"),
+        (
+            Stop(StopKind.STORE_UNAVAILABLE, "for 60 s"),
+            "The run store was unavailable for 60 s (DIFY_AGENT_STORE_OUTAGE_SECONDS); the run was stopped.",
+            "store_unavailable",
+        ),
+        (CANCEL, "The run was stopped (cancel).", None),
+    ],
+)
+@pytest.mark.parametrize("done", [STOPPED, FAILURE])
+async def test_stopped_without_an_intent(
+    autojump_clock: MockClock, done: WorkDone, stop: Stop, error: str, reason: str | None
+) -> None:
+    async with ending() as e:
+        await e.finalizer.end(done, stop)
+        assert (e.data()["error"], e.data()["reason"]) == (error, reason)
+        assert e.run.record.status == "failed"
+
+
+@pytest.mark.parametrize("kind", [StopKind.SEALED, StopKind.RECORD_LOST])
+async def test_a_log_of_someone_else_is_left_alone(autojump_clock: MockClock, kind: StopKind) -> None:
+    async with ending() as e:
+        await e.log.log.flushed()
+        await e.finalizer.end(SUCCESS, Stop(kind))
+        assert e.run.types == ["run_started"]
+        assert e.run.record.status == "running"
+
+
+async def test_a_lost_log_gets_no_terminal(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+        await e.log.log.flushed()
+        e.run.record = e.run.record.model_copy(update={"status": "failed"})
+        e.log.offer("too late")
+        await e.finalizer.end(SUCCESS, None)
+        assert e.run.types == ["run_started"]
+
+
+async def test_a_record_that_is_gone_ends_quietly(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+        await e.log.log.flushed()
+        del e.store.runs["run"]
+        await e.finalizer.end(SUCCESS, None)
+        await e.finalizer.end(STOPPED, CANCEL)
+
+
+async def test_success_without_a_snapshot_is_a_failure() -> None:
+    assert proposed_ending(WorkDone(Succeeded("x")), None) == Failed(
+        "Agenton run did not produce a session snapshot after exit."
+    )
+    assert proposed_ending(WorkDone(Interrupted()), None) == Failed("The run's work ended without a result.")
+
+
+async def test_the_terminal_is_written_behind_the_last_event(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+        e.store.before = lambda name: trio.sleep(1 if name == "append" else 0)
+        e.log.offer("a", "b")
+        await e.finalizer.end(SUCCESS, None)
+        assert e.run.types == ["run_started", "pydantic_ai_event", "pydantic_ai_event", "run_succeeded"]
+        assert [event.id.n for event in e.run.events] == [1, 2, 3, 4]
+
+
+# Lost replies and outages.
+
+
+@pytest.mark.parametrize("lost", [1, 4])
+@pytest.mark.parametrize(("done", "status"), [(SUCCESS, "succeeded"), (FAILURE, "failed")])
+async def test_a_lost_reply_leaves_one_terminal(
+    autojump_clock: MockClock, done: WorkDone, status: str, lost: int
+) -> None:
+    async with ending() as e:
+        e.store.lose_replies["finalize"] = lost
+        await e.finalizer.end(done, None)
+        assert e.run.record.status == status
+        assert e.data() is not None
+        assert e.log.live.top == e.run.top, "readers in memory see the end too"
+
+
+async def test_a_lost_reply_of_a_cancellation_leaves_one_terminal(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+        e.intend()
+        e.store.lose_replies["finalize_cancel"] = 1
+        await e.finalizer.end(STOPPED, CANCEL)
+        assert e.run.record.status == "cancelled"
+        assert e.data()["reason"] == "reason"
+        assert e.store.owned["me"] == set()
+
+
+async def test_a_write_that_failed_and_then_an_intent(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+        await e.log.log.flushed()
+        e.store.down = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(e.finalizer.end, SUCCESS, None)
+            await trio.sleep(5)
+            assert e.store.calls["finalize"] > 1
+            e.intend()
+            e.store.down = False
+        assert e.run.record.status == "cancelled"
+        assert e.data()["reason"] == "reason"
+
+
+async def test_a_lost_reply_and_then_an_intent_stays_a_success(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+
+        async def before(name: str) -> None:
+            if name == "finalize" and e.store.calls["finalize"] == 2:
+                e.intend()
+
+        e.store.lose_replies["finalize"] = 1
+        e.store.before = before
+        await e.finalizer.end(SUCCESS, None)
+        assert e.run.record.status == "succeeded"
+        assert e.data()["output"] == "out"
+
+
+@pytest.mark.parametrize("stop", [None, SHUTDOWN, CANCEL])
+async def test_a_store_that_is_away_is_waited_for(autojump_clock: MockClock, stop: Stop | None) -> None:
+    async with ending() as e:
+        if stop is CANCEL:
+            e.intend()
+        e.store.down = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(e.finalizer.end, STOPPED, stop)
+            await trio.sleep(3600)
+            assert e.run.record.status == "running"
+            e.store.down = False
+            began = trio.current_time()
+        assert trio.current_time() - began < 3
+        assert e.data() is not None
+        assert e.run.record.status == ("cancelled" if stop is CANCEL else "failed")
+
+
+async def test_every_repeat_is_the_same_transition(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+        e.store.lose_replies["release_run"] = 3
+        await e.finalizer.end(SUCCESS, None)
+        assert e.store.calls["finalize"] == 4
+        assert len(e.log.live.after(e.run.events[0].id, 10)) == 1
+        assert e.data()["output"] == "out"
+
+
+async def test_cancelled_from_outside_it_still_writes(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+        e.store.before = lambda name: trio.sleep(5 if name == "finalize" else 0)
+        with trio.move_on_after(1) as scope:
+            await e.finalizer.end(SUCCESS, None)
+        assert scope.cancelled_caught, "the cancellation is not swallowed"
+        assert e.run.record.status == "succeeded"
+        assert e.data() is not None
+
+
+async def test_cancelled_from_outside_it_is_bounded(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+        e.store.down = True
+        began = trio.current_time()
+        with trio.move_on_after(1):
+            await e.finalizer.end(SUCCESS, None)
+        assert trio.current_time() - began == pytest.approx(31)
+        assert e.run.record.status == "running"
+
+
+# Endings that are no JSON.
+
+
+def too_deep() -> list[Any]:
+    value: list[Any] = []
+    for _ in range(1000):
+        value = [value]
+    return value
+
+
+def cyclic() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+UNWRITABLE_SNAPSHOT = SNAPSHOT.model_copy(
+    update={"layers": [SNAPSHOT.layers[0].model_copy(update={"runtime_state": {"deep": too_deep()}})]}
+)
+
+
+@pytest.mark.parametrize("output", [too_deep(), cyclic()], ids=["deep", "cyclic"])
+async def test_an_output_that_is_no_json_fails_the_run(autojump_clock: MockClock, output: Any) -> None:
+    async with ending() as e:
+        await e.finalizer.end(WorkDone(Succeeded(output), SNAPSHOT), None)
+        assert e.run.record.status == "failed"
+        assert "is not JSON" in e.data()["error"]
+        assert e.data()["session_snapshot"] is None
+
+
+async def test_a_snapshot_that_is_no_json_fails_a_success(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+        await e.finalizer.end(WorkDone(Succeeded("out"), UNWRITABLE_SNAPSHOT), None)
+        assert e.run.record.status == "failed"
+        assert "is not JSON" in e.data()["error"]
+        assert e.data()["session_snapshot"] is None
+
+
+async def test_a_snapshot_that_is_no_json_keeps_a_failures_text(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+        await e.finalizer.end(WorkDone(Failed("broke"), UNWRITABLE_SNAPSHOT), None)
+        assert (e.data()["error"], e.data()["session_snapshot"]) == ("broke", None)
+
+
+async def test_a_snapshot_that_is_no_json_keeps_a_cancellation(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+        e.intend()
+        await e.finalizer.end(WorkDone(Interrupted(), UNWRITABLE_SNAPSHOT), CANCEL)
+        assert e.run.record.status == "cancelled"
+        assert (e.data()["reason"], e.data()["session_snapshot"]) == ("reason", None)
+
+
+async def test_an_error_text_that_is_no_unicode_still_ends_the_run(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+        await e.finalizer.end(WorkDone(Failed("bad \ud800 text"), SNAPSHOT), None)
+        assert e.run.record.status == "failed"
+        assert e.data()["error"] == e.run.record.error == "bad \ufffd text"

@@ -1,0 +1,137 @@
+"""The heartbeat: three beats a lease, live runs kept alive, outages survived."""
+
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from tests.unit.actors.fake_store import FakeStore
+from trio.testing import MockClock
+
+from dify_agent.actors.heartbeat import Heartbeat
+from dify_agent.errors import StoreUnavailableError
+from dify_agent.store.base import Owner
+
+OWNER = Owner("me", 1)
+
+
+class BeatStore(FakeStore):
+    """Notes when it was beaten and which runs were touched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.beats: list[float] = []
+        self.touched: list[tuple[float, tuple[str, ...]]] = []
+
+    async def heartbeat(self, owner: Owner, lease_seconds: float) -> None:
+        await super().heartbeat(owner, lease_seconds)
+        self.beats.append(trio.current_time())
+
+    async def touch_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
+        await super().touch_runs(owner, run_ids)
+        self.touched.append((trio.current_time(), tuple(run_ids)))
+
+
+def heartbeat(store: FakeStore, *, lease: float = 15, retention: float = 7200, runs: Sequence[str] = ()) -> Heartbeat:
+    return Heartbeat(store, OWNER, lease_seconds=lease, retention_seconds=retention, own_runs=lambda: runs)
+
+
+@asynccontextmanager
+async def beating(store: BeatStore, **members: float) -> AsyncIterator[float]:
+    async with trio.open_nursery() as nursery:
+        began = trio.current_time()
+        await nursery.start(heartbeat(store, runs=["a", "b"], **members).serve)
+        yield began
+        nursery.cancel_scope.cancel()
+
+
+def gaps(times: Sequence[float]) -> list[float]:
+    return [later - earlier for earlier, later in itertools.pairwise(times)]
+
+
+async def test_beats_three_times_a_lease_and_is_known_before_it_is_started(autojump_clock: MockClock) -> None:
+    store = BeatStore()
+    async with beating(store) as began:
+        assert store.beats == [began]
+        await trio.sleep(31)
+    assert gaps(store.beats) == pytest.approx([5] * 6)
+
+
+@pytest.mark.parametrize(
+    ("lease", "retention"), [(15, 7200), (15, 1), (15, 15), (15, 20), (15, 25), (15, 60), (1, 100), (0.3, 1)]
+)
+async def test_live_runs_outlive_the_retention(autojump_clock: MockClock, lease: float, retention: float) -> None:
+    store = BeatStore()
+    async with beating(store, lease=lease, retention=retention) as began:
+        await trio.sleep(10 * retention + 0.01)
+    times = [began, *(time for time, _ in store.touched)]
+    assert max(gaps(times)) <= retention / 2 + 1e-6, "one failed touch must still leave room for another"
+    assert len(times) < 10 * retention / min(lease / 3, retention / 3) + 2
+    assert all(run_ids == ("a", "b") for _, run_ids in store.touched)
+    assert max(gaps(store.beats)) <= lease / 3 + 1e-6
+
+
+async def test_touches_are_not_more_frequent_than_needed(autojump_clock: MockClock) -> None:
+    store = BeatStore()
+    async with beating(store, lease=15, retention=7200):
+        await trio.sleep(7300)
+    assert len(store.touched) == 3
+
+
+async def test_renews_soon_after_an_outage(autojump_clock: MockClock) -> None:
+    store = BeatStore()
+    async with beating(store):
+        await trio.sleep(7)
+        store.down = True
+        await trio.sleep(100)
+        before = len(store.beats)
+        store.down = False
+        await trio.sleep(0.6)
+        assert len(store.beats) == before + 1
+        await trio.sleep(20)
+        assert gaps(store.beats[before:]) == pytest.approx([5, 5, 5, 5][: len(store.beats) - before - 1])
+
+
+async def test_a_touch_that_failed_is_made_up_for(autojump_clock: MockClock) -> None:
+    store = BeatStore()
+
+    async def touch_fails(name: str) -> None:
+        if name == "touch_runs" and store.calls["touch_runs"] < 3:
+            raise StoreUnavailableError("on purpose")
+
+    store.before = touch_fails
+    async with beating(store, retention=60):
+        await trio.sleep(22)
+    assert [round(time - store.beats[0]) for time, _ in store.touched] == [21]
+
+
+async def test_cannot_start_without_a_store(autojump_clock: MockClock) -> None:
+    store = BeatStore()
+    store.down = True
+    with pytest.raises(StoreUnavailableError):
+        await heartbeat(store).serve()
+
+
+async def test_restarted_during_an_outage_it_waits_for_the_store(autojump_clock: MockClock) -> None:
+    store = BeatStore()
+    service = heartbeat(store)
+
+    async def bug(name: str) -> None:
+        raise RuntimeError("a bug")
+
+    async with trio.open_nursery() as nursery:
+        with trio.move_on_after(1):
+            await service.serve()
+        store.before = bug
+        with trio.fail_after(6), pytest.raises(RuntimeError):
+            await service.serve()
+        store.before = None
+        store.down = True
+        nursery.start_soon(service.serve)
+        await trio.sleep(30)
+        before = len(store.beats)
+        store.down = False
+        await trio.sleep(1)
+        assert len(store.beats) > before
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,53 @@
+"""What of a run's messages is kept for the next one."""
+
+import pytest
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, UserPromptPart
+
+from dify_agent.actors.history import stored_form
+
+CALL = ToolCallPart("look", {}, "1")
+
+
+def asked(instructions: str | None = "be brief") -> ModelRequest:
+    return ModelRequest(parts=[UserPromptPart("hello")], instructions=instructions)
+
+
+def answered(*parts: TextPart | ToolCallPart, state: str = "complete") -> ModelResponse:
+    return ModelResponse(parts=list(parts), state=state)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_instructions_are_never_stored(finished: bool) -> None:
+    messages: list[ModelMessage] = [asked(), answered(TextPart("hi")), asked("other"), answered(TextPart("bye"))]
+    stored = stored_form(messages, finished=finished)
+    assert [getattr(message, "instructions", None) for message in stored] == [None] * 4
+    assert [message.parts for message in stored] == [message.parts for message in messages]
+
+
+def test_the_loops_own_messages_are_not_changed() -> None:
+    messages: list[ModelMessage] = [asked(), answered(CALL)]
+    stored_form(messages, finished=False)
+    assert messages[0].instructions == "be brief"  # type: ignore[union-attr]
+    assert messages[1].state == "complete"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("last", "finished", "state"),
+    [
+        (answered(CALL), False, "interrupted"),
+        (answered(TextPart("a"), CALL), False, "interrupted"),
+        (answered(CALL), True, "complete"),
+        (answered(TextPart("hi")), False, "complete"),
+        (answered(CALL, state="interrupted"), False, "interrupted"),
+        (answered(CALL, state="incomplete"), False, "incomplete"),
+    ],
+)
+def test_calls_that_nobody_will_answer_are_marked(last: ModelResponse, finished: bool, state: str) -> None:
+    stored = stored_form([asked(), last], finished=finished)[-1]
+    assert isinstance(stored, ModelResponse)
+    assert stored.state == state
+
+
+def test_only_the_last_response_is_marked() -> None:
+    stored = stored_form([asked(), answered(CALL), asked(None)], finished=False)
+    assert stored[1].state == "complete"  # type: ignore[union-attr]

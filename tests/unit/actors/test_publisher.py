@@ -1,0 +1,411 @@
+"""The publisher: order, batches, budgets, lost replies, outages, and what it does when it is cancelled."""
+
+from collections.abc import Sequence
+
+import pytest
+import trio
+from tests.unit.actors.logs import desk, payload
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from dify_agent.actors.messages import StopKind
+from dify_agent.actors.publisher import BATCH_BYTES, BATCH_EVENTS, PIPELINE_RUNS, LogLostError, Publisher
+from dify_agent.store.base import AppendBatch, AppendOutcome, RecordUnreadableError
+
+
+class Gate:
+    """Holds every append until it is opened; counts those inside."""
+
+    def __init__(self) -> None:
+        self.open = trio.Event()
+        self.inside = 0
+        self.most = 0
+
+    async def __call__(self, name: str) -> None:
+        if name != "append":
+            return
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        await self.open.wait()
+        self.inside -= 1
+
+
+async def test_keeps_each_runs_order(autojump_clock: MockClock) -> None:
+    async with desk() as d:
+        one, two = d.open("one"), d.open("two")
+        for n in range(50):
+            one.offer(f"a{n}")
+            two.offer(f"b{n}")
+            if n % 7 == 0:
+                await trio.sleep(0.01)
+        await one.log.flushed()
+        await two.log.flushed()
+        assert d.texts("one") == [f"a{n}" for n in range(50)]
+        assert d.texts("two") == [f"b{n}" for n in range(50)]
+        ids = [event.id for event in d.store.runs["one"].events]
+        assert [event_id.n for event_id in ids] == list(range(1, 51))
+        assert ids == sorted(ids)
+        assert one.live.top == ids[-1]
+
+
+async def test_events_pile_up_into_one_batch_while_another_is_in_flight(autojump_clock: MockClock) -> None:
+    async with desk() as d:
+        d.store.before = gate = Gate()
+        log = d.open("one")
+        log.offer("first")
+        await wait_all_tasks_blocked()
+        log.offer(*(f"{n}" for n in range(100)))
+        other = d.open("two")
+        other.offer("x")
+        await wait_all_tasks_blocked()
+        assert gate.inside == 1
+        gate.open.set()
+        await log.log.flushed()
+        await other.log.flushed()
+        assert d.store.calls["append"] == 2
+        assert gate.most == 1
+        assert d.texts("one") == ["first", *(f"{n}" for n in range(100))]
+
+
+async def test_a_batch_is_bounded_in_events_and_bytes(autojump_clock: MockClock) -> None:
+    async with desk(queue_bytes=1 << 30) as d:
+        log = d.open("one")
+        log.offer(*("x" for _ in range(2 * BATCH_EVENTS + 1)))
+        await log.log.flushed()
+        assert d.store.calls["append"] == 3
+        half = "y" * (BATCH_BYTES // 2 + 1)
+        log.offer(*(half for _ in range(4)))
+        await log.log.flushed()
+        assert d.store.calls["append"] == 5
+
+
+async def test_more_runs_than_one_pipeline_takes_are_all_served(autojump_clock: MockClock) -> None:
+    async with desk() as d:
+        logs = [d.open(f"run{n}") for n in range(3 * PIPELINE_RUNS)]
+        for log in logs:
+            log.offer("x")
+        for log in logs:
+            await log.log.flushed()
+        assert d.store.calls["append"] == 3
+
+
+async def test_a_busy_run_does_not_keep_others_waiting(autojump_clock: MockClock) -> None:
+    async with desk() as d:
+        busy = [d.open(f"busy{n}") for n in range(PIPELINE_RUNS)]
+        late = d.open("late")
+
+        async def keep_busy(name: str) -> None:
+            for log in busy:
+                log.offer("more")
+
+        d.store.before = keep_busy
+        for log in busy:
+            log.offer("x")
+        late.offer("x")
+        await late.log.flushed()
+        d.store.before = None
+        assert d.store.calls["append"] <= 3, "served by the second; the third may have begun"
+
+
+# Budgets.
+
+
+async def test_a_flooding_run_waits_alone(autojump_clock: MockClock) -> None:
+    async with desk(queue_bytes=16_000) as d:
+        d.store.before = gate = Gate()
+        flood, other = d.open("flood"), d.open("other")
+        flood.offer("x" * 1000)
+        assert not flood.log.has_room
+        assert other.log.has_room
+        with pytest.raises(trio.TooSlowError), trio.fail_after(5):
+            await flood.log.wait_for_room()
+        gate.open.set()
+        with trio.fail_after(1):
+            await flood.log.wait_for_room()
+        assert d.publisher.budget.used == 0
+
+
+async def test_the_process_budget_stops_everyone(autojump_clock: MockClock) -> None:
+    async with desk(queue_bytes=16_000) as d:
+        d.store.before = gate = Gate()
+        logs = [d.open(f"run{n}") for n in range(18)]
+        for log in logs[:-1]:
+            log.offer("x" * 950)
+        assert not d.publisher.budget.has_room
+        assert not logs[-1].log.has_room
+        with pytest.raises(trio.TooSlowError), trio.fail_after(5):
+            await logs[-1].log.wait_for_room()
+        gate.open.set()
+        with trio.fail_after(1):
+            await logs[-1].log.wait_for_room()
+
+
+async def test_a_lost_log_gives_its_bytes_back_and_wakes_its_producer(autojump_clock: MockClock) -> None:
+    async with desk(queue_bytes=16_000) as d:
+        d.store.before = gate = Gate()
+        log = d.open("one")
+        log.offer("x" * 1000)
+        await wait_all_tasks_blocked()
+        log.offer("y" * 1000)
+        del d.store.runs["one"]
+        gate.open.set()
+        with trio.fail_after(1):
+            await log.log.wait_for_room()
+        assert log.log.lost is StopKind.RECORD_LOST
+        assert d.publisher.budget.used == 0
+        log.offer("dropped")
+        assert d.publisher.budget.used == 0
+
+
+# Lost replies and outages.
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+async def test_lost_replies_leave_no_double_and_no_hole(autojump_clock: MockClock, lost: int) -> None:
+    async with desk() as d:
+        log = d.open("one")
+        for n in range(20):
+            if n % 5 == 0:
+                d.store.lose_replies["append"] = lost
+            log.offer(f"{n}", f"{n}'")
+            await trio.sleep(0.1)
+        await log.log.flushed()
+        assert d.texts("one") == [text for n in range(20) for text in (f"{n}", f"{n}'")]
+        assert [event.id.n for event in d.store.runs["one"].events] == list(range(1, 41))
+        assert log.told == []
+
+
+async def test_a_lost_reply_of_one_run_does_not_repeat_the_others(autojump_clock: MockClock) -> None:
+    async with desk() as d:
+        one, two = d.open("one"), d.open("two")
+        d.store.lose_replies["append"] = 1
+        one.offer("a")
+        two.offer("b")
+        await one.log.flushed()
+        await two.log.flushed()
+        assert (d.texts("one"), d.texts("two")) == (["a"], ["b"])
+
+
+async def test_an_outage_queues_and_writes_in_order(autojump_clock: MockClock) -> None:
+    async with desk(outage_seconds=60) as d:
+        log = d.open("one")
+        d.store.down = True
+        for n in range(50):
+            log.offer(f"{n}")
+            await trio.sleep(1)
+        assert d.store.runs["one"].events == []
+        assert d.store.calls["append"] < 80, "retries back off"
+        d.store.down = False
+        with trio.fail_after(2):
+            await log.log.flushed()
+        assert d.texts("one") == [f"{n}" for n in range(50)]
+        assert log.told == []
+
+
+async def test_an_outage_past_the_bound_is_told_once_and_keeps_the_events(autojump_clock: MockClock) -> None:
+    async with desk(outage_seconds=60) as d:
+        log = d.open("one")
+        d.store.down = True
+        log.offer("before")
+        await trio.sleep(59)
+        assert log.told == []
+        await trio.sleep(3)
+        assert log.told == [(StopKind.STORE_UNAVAILABLE, "for 60 s")]
+        await trio.sleep(100)
+        assert len(log.told) == 1
+        d.store.down = False
+        with trio.fail_after(2):
+            await log.log.flushed()
+        assert d.texts("one") == ["before"]
+
+
+async def test_two_short_outages_are_not_one_long_one(autojump_clock: MockClock) -> None:
+    async with desk(outage_seconds=60) as d:
+        log = d.open("one")
+        for _ in range(3):
+            d.store.down = True
+            log.offer("x")
+            await trio.sleep(40)
+            d.store.down = False
+            await log.log.flushed()
+        assert log.told == []
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind"),
+    [
+        ("sealed", StopKind.SEALED),
+        ("missing", StopKind.RECORD_LOST),
+        ("gap", StopKind.RECORD_LOST),
+    ],
+)
+async def test_a_log_that_takes_no_more_is_told_once(autojump_clock: MockClock, spoil: str, kind: StopKind) -> None:
+    async with desk() as d:
+        log, sibling = d.open("one"), d.open("two")
+        log.offer("x")
+        await log.log.flushed()
+        run = d.store.runs["one"]
+        if spoil == "sealed":
+            run.record = run.record.model_copy(update={"status": "failed"})
+        elif spoil == "missing":
+            del d.store.runs["one"]
+        else:
+            run.events.clear()
+        log.offer("y", "z")
+        sibling.offer("s")
+        with pytest.raises(LogLostError):
+            await log.log.flushed()
+        log.offer("late")
+        await trio.sleep(5)
+        assert [told for told, _ in log.told] == [kind]
+        assert d.publisher.budget.used == 0
+        assert d.texts("two") == ["s"]
+        assert sibling.told == []
+
+
+async def test_one_unreadable_record_does_not_stop_the_publisher(autojump_clock: MockClock) -> None:
+    async with desk() as d:
+        bad, good = d.open("bad"), d.open("good")
+        real_append = d.store.append
+
+        async def append(batches: Sequence[AppendBatch]) -> Sequence[AppendOutcome | Exception]:
+            outcomes = list(await real_append(batches))
+            for i, batch in enumerate(batches):
+                if batch.run_id == "bad":
+                    outcomes[i] = RecordUnreadableError("bad")
+            return outcomes
+
+        d.store.append = append  # type: ignore[method-assign]
+        bad.offer("x")
+        good.offer("y")
+        await good.log.flushed()
+        with pytest.raises(LogLostError):
+            await bad.log.flushed()
+        assert [kind for kind, _ in bad.told] == [StopKind.RECORD_LOST]
+        assert good.told == []
+
+
+# Its own life.
+
+
+async def test_a_restarted_publisher_sends_what_was_in_flight_again(autojump_clock: MockClock) -> None:
+    async with desk(serve=False) as d:
+        log = d.open("one")
+        log.offer("a", "b")
+
+        async def fail(name: str) -> None:
+            raise RuntimeError("a bug")
+
+        d.store.before = fail
+        with pytest.raises(RuntimeError):
+            await d.publisher.serve()
+        d.store.before = None
+        log.offer("c")
+        await d.nursery.start(d.publisher.serve)
+        await log.log.flushed()
+        assert d.texts("one") == ["a", "b", "c"]
+
+
+async def test_a_batch_whose_reply_was_cut_off_is_sent_again_unchanged(autojump_clock: MockClock) -> None:
+    async with desk(serve=False, linger_seconds=0) as d:
+        log = d.open("one")
+        log.offer("a")
+        real_append = d.store.append
+
+        async def written_but_unanswered(batches: Sequence[AppendBatch]) -> Sequence[AppendOutcome | Exception]:
+            await real_append(batches)
+            await trio.sleep_forever()
+            raise AssertionError
+
+        d.store.append = written_but_unanswered  # type: ignore[method-assign]
+        with trio.move_on_after(1):
+            await d.publisher.serve()
+        assert d.texts("one") == ["a"]
+        d.store.append = real_append  # type: ignore[method-assign]
+        log.offer("b")
+        await d.nursery.start(d.publisher.serve)
+        await log.log.flushed()
+        assert d.texts("one") == ["a", "b"]
+
+
+async def test_cancelled_it_lingers_until_the_logs_are_closed(autojump_clock: MockClock) -> None:
+    async with desk(serve=False, linger_seconds=30) as d:
+        log = d.open("one")
+        ended: list[float] = []
+
+        async def serve() -> None:
+            with scope:
+                await d.publisher.serve()
+            ended.append(trio.current_time())
+
+        scope = trio.CancelScope()
+        d.nursery.start_soon(serve)
+        await wait_all_tasks_blocked()
+        scope.cancel()
+        await trio.sleep(10)
+        log.offer("last words")
+        await log.log.flushed()
+        assert d.texts("one") == ["last words"]
+        assert ended == []
+        log.log.close()
+        log.log.close()
+        await wait_all_tasks_blocked()
+        assert ended == [trio.current_time()]
+
+
+async def test_lingering_is_bounded(autojump_clock: MockClock) -> None:
+    async with desk(serve=False, linger_seconds=30) as d:
+        d.open("never closed")
+        began = trio.current_time()
+        with trio.move_on_after(1):
+            await d.publisher.serve()
+        assert trio.current_time() - began == pytest.approx(31)
+
+
+async def test_cancelled_without_open_logs_it_ends_at_once(autojump_clock: MockClock) -> None:
+    async with desk(serve=False) as d:
+        log = d.open("one")
+        log.log.close()
+        began = trio.current_time()
+        with trio.move_on_after(1):
+            await d.publisher.serve()
+        assert trio.current_time() - began == pytest.approx(1)
+
+
+async def test_the_end_of_the_last_run_asks_nothing_of_the_store(autojump_clock: MockClock) -> None:
+    async with desk() as d:
+        log = d.open("one")
+        log.offer("x")
+        await log.log.flushed()
+        calls = d.store.calls["append"]
+        log.log.close()
+        await trio.sleep(5)
+        assert d.store.calls["append"] == calls
+
+
+async def test_parked_while_there_is_nothing_to_write(autojump_clock: MockClock) -> None:
+    async with desk() as d:
+        d.open("one")
+        await trio.sleep(100)
+        assert d.store.calls["append"] == 0
+
+
+async def test_flushed_returns_at_once_for_a_log_without_events(autojump_clock: MockClock) -> None:
+    async with desk(serve=False) as d:
+        with trio.fail_after(0.1):
+            await d.open("one").log.flushed()
+
+
+async def test_ids_do_not_go_back_with_the_clock(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([2_000_000_000, 1_000_000_000, 3_000_000_000])
+    monkeypatch.setattr("dify_agent.actors.publisher.time.time_ns", lambda: next(times))
+    async with desk() as d:
+        log = d.open("one")
+        for _ in range(3):
+            log.log.offer(payload())
+        await log.log.flushed()
+        assert [tuple(event.id) for event in d.store.runs["one"].events] == [(2000, 1), (2000, 2), (3000, 3)]
+
+
+def test_the_budget_is_at_least_one_byte() -> None:
+    publisher = Publisher(None, queue_bytes=4, outage_seconds=1, linger_seconds=1)  # type: ignore[arg-type]
+    assert publisher.budget.limit == 4

@@ -3,6 +3,7 @@
 The only module that names concrete variants, and the only one that reads settings.
 """
 
+import gc
 import os
 import resource
 import secrets
@@ -93,6 +94,7 @@ async def serve(settings: ServerSettings, listen: Listen) -> ExitStatus:
                 async with trio.open_nursery() as front:
                     addresses = await front.start(_http(settings, supervisor, store, listen, stop_http))
                     _log.info("listening", addresses=[f"{host}:{port}" for host, port in addresses])
+                    settle_collector()
                     listen.on_listening(addresses)
                     await _until_told(signals, supervisor, listen.stop)
                     watchdog.arm()
@@ -243,6 +245,16 @@ class Watchdog:
     def _bite(self) -> None:
         _log.critical("shutdown took longer than DIFY_AGENT_SHUTDOWN_LIMIT_SECONDS allows, leaving")
         os._exit(ExitStatus.WATCHDOG)
+
+
+def settle_collector() -> None:
+    """Take what was loaded so far out of the garbage collector's sight, and let it look less often.
+
+    A full collection walked all of it: measured, 90 to 200 ms during which no stream moved, every few hundred runs.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
 
 
 def raise_descriptor_limit() -> None:

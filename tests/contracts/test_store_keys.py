@@ -125,7 +125,7 @@ async def test_an_owners_keys(store, run, witness, prefix):
     await store.heartbeat(OWNER, 15)
     refreshed = {key for key, ttl in ttls(witness, prefix).items() if ttl > 100_000}
     assert refreshed == {f"{prefix}:owners", f"{owner}:runs", f"{owner}:inbox"}
-    await store.release_run(OWNER, run)
+    await store.release_runs(OWNER, [run])
     await store.retire(OWNER)
     assert {name.partition(":")[0] for name in names(witness, prefix)} == {"runs"}
 

@@ -74,7 +74,6 @@ class Finalizer:
             try:
                 await self._run_log.flushed()
                 outcome = await self._write(done, stop)
-                await self._env.store.release_run(self._env.owner, self._run_id)
             except StoreUnavailableError:
                 await trio.sleep(pause)
                 pause = min(pause * 2, RETRY_MOST_SECONDS)

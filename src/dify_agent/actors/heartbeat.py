@@ -1,7 +1,7 @@
-"""The heartbeat: renews this replica's lease and keeps its live runs' keys from expiring."""
+"""The heartbeat: renews this replica's lease, keeps its live runs' keys from expiring, and tidies its set of runs."""
 
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, Protocol
 
 import structlog
 import trio
@@ -16,6 +16,19 @@ RETRY_SECONDS: Final = 0.5
 _log = structlog.get_logger()
 
 
+class OwnRuns(Protocol):
+    """The runs of this replica, as its registry knows them."""
+
+    def run_ids(self) -> tuple[str, ...]:
+        """Those that are executed now."""
+
+    def take_ended(self) -> tuple[str, ...]:
+        """Those that ended since the last call."""
+
+    def give_back(self, run_ids: Iterable[str]) -> None:
+        """Undo a `take_ended`."""
+
+
 class Heartbeat:
     """A permanent service."""
 
@@ -26,14 +39,14 @@ class Heartbeat:
         *,
         lease_seconds: float,
         retention_seconds: float,
-        own_runs: Callable[[], Iterable[str]],
+        runs: OwnRuns,
     ) -> None:
         self._store = store
         self._owner = owner
         self._lease_seconds = lease_seconds
         self._touch_seconds = retention_seconds / TOUCHES_PER_RETENTION
         self._beat_seconds = min(lease_seconds / BEATS_PER_LEASE, self._touch_seconds)
-        self._own_runs = own_runs
+        self._runs = runs
         self._touched: float | None = None
         """When the live runs were last touched (`trio.current_time`); outlives a restart of the service."""
 
@@ -54,10 +67,24 @@ class Heartbeat:
             try:
                 await self._store.heartbeat(self._owner, self._lease_seconds)
                 if trio.current_time() - self._touched >= self._touch_seconds - self._beat_seconds / 2:
-                    await self._store.touch_runs(self._owner, list(self._own_runs()))
+                    await self._store.touch_runs(self._owner, self._runs.run_ids())
                     self._touched = trio.current_time()
+                await self._release()
                 pause = self._beat_seconds
             except StoreUnavailableError as error:
                 # Renew at once when the store is back: a lease judged late is a healthy run lost.
                 pause = min(RETRY_SECONDS, self._beat_seconds)
                 _log.warning("lease not renewed", owner=self._owner.id, cause=error.cause)
+
+    async def _release(self) -> None:
+        """Take finished runs out of the owner's set: all of a beat in one command, none in a run's own path."""
+        ended = self._runs.take_ended()
+        if not ended:
+            return
+        released = False
+        try:
+            await self._store.release_runs(self._owner, ended)
+            released = True
+        finally:
+            if not released:
+                self._runs.give_back(ended)

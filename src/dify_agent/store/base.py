@@ -197,8 +197,8 @@ class RunStore(Protocol):
     async def touch_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
         """Refresh the TTL of live runs, so that a silent one outlives the retention."""
 
-    async def release_run(self, owner: Owner, run_id: str) -> None:
-        """Take a finished run out of the owner's set."""
+    async def release_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
+        """Take finished runs out of the owner's set."""
 
     async def retire(self, owner: Owner) -> None:
         """Delete the owner's own keys after a drained shutdown."""

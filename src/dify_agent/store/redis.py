@@ -163,8 +163,9 @@ class RedisRunStore:
             refresh = (self._call(TOUCH, run_id, self._retention) for run_id in chunk)
             await self._all(Command(b"SADD", (owned, *chunk)), self._expire(owned), *refresh)
 
-    async def release_run(self, owner: Owner, run_id: str) -> None:
-        await self._all(Command(b"SREM", (self._keys.runs(owner.id), run_id)))
+    async def release_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
+        for chunk in _chunks(run_ids):
+            await self._all(Command(b"SREM", (self._keys.runs(owner.id), *chunk)))
 
     async def retire(self, owner: Owner) -> None:
         keys = self._keys

@@ -26,6 +26,7 @@ class RunRegistry:
 
     def __init__(self) -> None:
         self._runs: dict[str, RunEntry] = {}
+        self._ended: set[str] = set()
         self._emptied = trio.lowlevel.ParkingLot()
 
     def __len__(self) -> int:
@@ -40,12 +41,23 @@ class RunRegistry:
         entry = self._runs.pop(run_id, None)
         if entry is not None:
             entry.inbox.close()
+            self._ended.add(run_id)
         if not self._runs:
             self._emptied.unpark_all()
 
-    def run_ids(self) -> Iterable[str]:
+    def run_ids(self) -> tuple[str, ...]:
         """The runs at this moment."""
         return tuple(self._runs)
+
+    def take_ended(self) -> tuple[str, ...]:
+        """The runs that ended since the last call: still in the owner's set, until the heartbeat takes them out."""
+        ended = tuple(self._ended)
+        self._ended.clear()
+        return ended
+
+    def give_back(self, run_ids: Iterable[str]) -> None:
+        """They could not be taken out of the owner's set; the next `take_ended` has them again."""
+        self._ended.update(run_ids)
 
     def live_log(self, run_id: str) -> LiveLog | None:
         """The run's recent events, if it is executed here."""

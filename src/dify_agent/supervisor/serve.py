@@ -1,7 +1,9 @@
 """The supervisor: owns the nursery in which services and run actors live. A failure here ends the process."""
 
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 from uuid import uuid4
 
@@ -68,7 +70,7 @@ class Supervisor:
             env.owner,
             lease_seconds=lease_seconds,
             retention_seconds=retention_seconds,
-            own_runs=registry.run_ids,
+            runs=registry,
         )
         return (
             ServiceSpec(name="heartbeat", serve=heartbeat.serve),
@@ -123,7 +125,8 @@ class Supervisor:
         live = LiveLog()
         actor = RunActor(run_id, request, self._env, live, inbox)
         self._registry.add(run_id, RunEntry(inbox[0].clone(), live))
-        self._runs.start_soon(actor.serve, Admission(reply), name=f"run {run_id}")
+        # In an empty context: a task inherits its creator's, and would keep the request, headers and all, alive.
+        Context().run(partial(self._runs.start_soon, actor.serve, Admission(reply), name=f"run {run_id}"))
         with answer:
             error = await answer.receive()  # an actor that could not answer shows as EndOfChannel: a bug, HTTP 500
         if error is not None:

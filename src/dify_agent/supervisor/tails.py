@@ -77,13 +77,13 @@ class LogTail:
         self._first = None
         if page.events:
             return self._deliver(page.events)
-        if page.status != "running":
-            return TailBatch(end="terminal")
-        if self._drain.is_set():
-            return TailBatch(end="drain")
-        if self._live is None:
-            # Now, not earlier: the hub reads from where the store had nothing more.
-            self._live = self._following = self._hub.follow(self._run_id, self._cursor)
+        if page.status != "running" or self._drain.is_set():
+            return TailBatch(end="drain" if page.status == "running" else "terminal")
+        if self._live is not None:
+            # The window is ahead of a store that holds nothing behind the cursor: a failover has lost it.
+            return await self._pause()
+        # Now, not earlier: the hub reads from where the store had nothing more.
+        self._live = self._following = self._hub.follow(self._run_id, self._cursor)
         return None
 
     async def _pause(self) -> TailBatch | None:

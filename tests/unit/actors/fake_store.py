@@ -122,6 +122,7 @@ class FakeStore:
         await self._enter("finalize")
         run = self._run(terminal.run_id)
         if run.record == terminal.record:
+            self._leave("finalize")
             return FinalizeOutcome(True, run.record.status, run.top)
         if run.record.status != "running" or run.intent is not None:
             return FinalizeOutcome(False, run.record.status, None)
@@ -131,6 +132,7 @@ class FakeStore:
         await self._enter("finalize_cancel")
         run = self._run(terminal.run_id)
         if run.record == terminal.record:
+            self._leave("finalize_cancel")
             return FinalizeOutcome(True, run.record.status, run.top)
         if run.record.status != "running" or run.intent is None:
             return FinalizeOutcome(False, run.record.status, None)
@@ -175,10 +177,10 @@ class FakeStore:
     async def touch_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
         await self._enter("touch_runs")
 
-    async def release_run(self, owner: Owner, run_id: str) -> None:
-        await self._enter("release_run")
-        self.owned.setdefault(owner.id, set()).discard(run_id)
-        self._leave("release_run")
+    async def release_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
+        await self._enter("release_runs")
+        self.owned.setdefault(owner.id, set()).difference_update(run_ids)
+        self._leave("release_runs")
 
     async def retire(self, owner: Owner) -> None:
         await self._enter("retire")

@@ -103,7 +103,6 @@ async def test_success(autojump_clock: MockClock) -> None:
         assert e.data()["output"] == "out"
         assert e.data()["usage"]["total_tokens"] == 3
         assert (e.run.record.status, e.run.record.error) == ("succeeded", None)
-        assert e.store.owned["me"] == set()
 
 
 async def test_deferred_call(autojump_clock: MockClock) -> None:
@@ -243,7 +242,6 @@ async def test_a_lost_reply_of_a_cancellation_leaves_one_terminal(autojump_clock
         await e.finalizer.end(STOPPED, CANCEL)
         assert e.run.record.status == "cancelled"
         assert e.data()["reason"] == "reason"
-        assert e.store.owned["me"] == set()
 
 
 async def test_a_write_that_failed_and_then_an_intent(autojump_clock: MockClock) -> None:
@@ -293,7 +291,7 @@ async def test_a_store_that_is_away_is_waited_for(autojump_clock: MockClock, sto
 
 async def test_every_repeat_is_the_same_transition(autojump_clock: MockClock) -> None:
     async with ending() as e:
-        e.store.lose_replies["release_run"] = 3
+        e.store.lose_replies["finalize"] = 3
         await e.finalizer.end(SUCCESS, None)
         assert e.store.calls["finalize"] == 4
         assert len(e.log.live.after(e.run.events[0].id, 10)) == 1

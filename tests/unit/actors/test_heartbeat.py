@@ -1,8 +1,9 @@
 """The heartbeat: three beats a lease, live runs kept alive, outages survived."""
 
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import pytest
 import trio
@@ -33,8 +34,27 @@ class BeatStore(FakeStore):
         self.touched.append((trio.current_time(), tuple(run_ids)))
 
 
+@dataclass
+class Runs:
+    """A registry's three functions."""
+
+    live: Sequence[str]
+    ended: list[str] = field(default_factory=list)
+
+    def run_ids(self) -> tuple[str, ...]:
+        return tuple(self.live)
+
+    def take_ended(self) -> tuple[str, ...]:
+        ended = tuple(self.ended)
+        self.ended.clear()
+        return ended
+
+    def give_back(self, run_ids: Iterable[str]) -> None:
+        self.ended.extend(run_ids)
+
+
 def heartbeat(store: FakeStore, *, lease: float = 15, retention: float = 7200, runs: Sequence[str] = ()) -> Heartbeat:
-    return Heartbeat(store, OWNER, lease_seconds=lease, retention_seconds=retention, own_runs=lambda: runs)
+    return Heartbeat(store, OWNER, lease_seconds=lease, retention_seconds=retention, runs=Runs(runs))
 
 
 @asynccontextmanager
@@ -64,10 +84,10 @@ async def test_beats_three_times_a_lease_and_is_known_before_it_is_started(autoj
 async def test_live_runs_outlive_the_retention(autojump_clock: MockClock, lease: float, retention: float) -> None:
     store = BeatStore()
     async with beating(store, lease=lease, retention=retention) as began:
-        await trio.sleep(10 * retention + 0.01)
+        await trio.sleep(4 * retention + 0.01)
     times = [began, *(time for time, _ in store.touched)]
     assert max(gaps(times)) <= retention / 2 + 1e-6, "one failed touch must still leave room for another"
-    assert len(times) < 10 * retention / min(lease / 3, retention / 3) + 2
+    assert len(times) < 4 * retention / min(lease / 3, retention / 3) + 2
     assert all(run_ids == ("a", "b") for _, run_ids in store.touched)
     assert max(gaps(store.beats)) <= lease / 3 + 1e-6
 
@@ -134,4 +154,22 @@ async def test_restarted_during_an_outage_it_waits_for_the_store(autojump_clock:
         store.down = False
         await trio.sleep(1)
         assert len(store.beats) > before
+        nursery.cancel_scope.cancel()
+
+
+async def test_finished_runs_leave_the_owners_set_with_a_beat(autojump_clock: MockClock) -> None:
+    store = BeatStore()
+    store.owned["me"] = {"live", "one", "two"}
+    runs = Runs(["live"], ended=["one", "two"])
+    async with trio.open_nursery() as nursery:
+        await nursery.start(Heartbeat(store, OWNER, lease_seconds=15, retention_seconds=7200, runs=runs).serve)
+        store.lose_replies["release_runs"] = 1
+        await trio.sleep(5.1)
+        assert runs.ended == ["one", "two"], "the reply was lost: it is done again"
+        await trio.sleep(5)
+        assert runs.ended == []
+        assert store.owned["me"] == {"live"}
+        calls = store.calls["release_runs"]
+        await trio.sleep(60)
+        assert store.calls["release_runs"] == calls == 2
         nursery.cancel_scope.cancel()

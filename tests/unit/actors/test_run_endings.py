@@ -38,7 +38,6 @@ async def test_text_succeeds(autojump_clock: MockClock) -> None:
     assert data(run)["usage"]["prompt_tokens"] == 10
     assert run.record.status == "succeeded"
     assert [event.id.n for event in run.events] == list(range(1, len(run.events) + 1))
-    assert w.store.owned["me"] == set()
     assert w.supervisor.active_runs == 0
 
 

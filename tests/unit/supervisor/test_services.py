@@ -1,8 +1,10 @@
 """Services: restarted with a growing pause, given up past their budget, fatal when they cannot start at all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any
 
 import pytest
+import structlog
 import trio
 from trio.testing import MockClock
 
@@ -10,6 +12,13 @@ from dify_agent.supervisor.services import run_service
 from dify_agent.supervisor.specs import RestartBudget, RestartCounter, ServiceBudgetSpentError, ServiceSpec
 
 BUDGET = RestartBudget(restarts=3, seconds=60, first_pause_seconds=1, most_pause_seconds=3)
+
+
+@pytest.fixture(autouse=True)
+def said() -> Iterator[list[MutableMapping[str, Any]]]:
+    """What the services said; printing all those tracebacks would take longer than the tests."""
+    with structlog.testing.capture_logs() as logs:
+        yield logs
 
 
 class Flaky:
@@ -52,12 +61,16 @@ async def test_restarts_with_a_pause_that_doubles_up_to_its_most(
     assert [began - start for began in service.began] == pytest.approx([0, 11, 23, 36])
 
 
-async def test_gives_up_past_the_budget_once_and_stays_down(autojump_clock: MockClock) -> None:
+async def test_gives_up_past_the_budget_once_and_stays_down(
+    autojump_clock: MockClock, said: list[MutableMapping[str, Any]]
+) -> None:
     service = Flaky(*[0.0] * 100, error=RuntimeError("a bug"))
     [spent] = await observe(service.serve, 1000)
     assert spent.service == "flaky"
     assert "more than 3 times within 60 s" in str(spent)
     assert len(service.began) == 4
+    assert [line["log_level"] for line in said] == ["error"] * 3 + ["critical"]
+    assert all(line["exc_info"] is service.error for line in said), "each failure is logged with its traceback"
 
 
 async def test_old_failures_are_forgotten(autojump_clock: MockClock) -> None:

@@ -389,3 +389,15 @@ async def test_an_ordinary_cursor_joins_one_from_the_future(autojump_clock: Mock
         with trio.fail_after(2):
             assert [e.id.n for e in (await tail.next()).events] == [2]
         nursery.cancel_scope.cancel()
+
+
+async def test_a_store_that_lost_what_the_window_dropped_is_not_asked_without_a_pause(
+    autojump_clock: MockClock,
+) -> None:
+    f = Fixture(local=True, window_bytes=1)
+    f.write(event(1), event(2), event(3))
+    f.run.events.clear()
+    with trio.move_on_after(10) as scope:
+        await f.tail().next()
+    assert scope.cancelled_caught
+    assert f.store.calls["read_events"] < 30

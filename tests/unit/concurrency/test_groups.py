@@ -1,0 +1,43 @@
+"""Flattening of exception groups."""
+
+import pytest
+import trio
+
+from dify_agent.concurrency.groups import first_error, holds_cancelled, leaves
+
+A, B = ValueError("a"), KeyError("b")
+
+
+async def cancelled() -> trio.Cancelled:
+    """A real one: Trio makes them, nobody else may."""
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        try:
+            await trio.lowlevel.checkpoint()
+        except trio.Cancelled as error:
+            caught = error
+            raise
+    return caught
+
+
+def test_leaves_are_in_order() -> None:
+    assert list(leaves(ExceptionGroup("g", [ExceptionGroup("h", [A]), B]))) == [A, B]
+    assert list(leaves(A)) == [A]
+
+
+async def test_the_first_error_is_no_cancellation_if_there_is_another() -> None:
+    gone = await cancelled()
+    assert first_error(BaseExceptionGroup("g", [gone, A, B])) is A
+    assert first_error(BaseExceptionGroup("g", [gone])) is gone
+    assert first_error(A) is A
+
+
+@pytest.mark.parametrize("error", [A, ExceptionGroup("g", [A, ExceptionGroup("h", [B])])])
+def test_holds_no_cancellation(error: BaseException) -> None:
+    assert not holds_cancelled(error)
+
+
+async def test_holds_a_cancellation() -> None:
+    gone = await cancelled()
+    assert holds_cancelled(gone)
+    assert holds_cancelled(BaseExceptionGroup("g", [A, BaseExceptionGroup("h", [gone])]))

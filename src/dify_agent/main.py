@@ -162,7 +162,7 @@ def build_supervisor(settings: ServerSettings, store: RunStore, models: ModelReg
         store,
         queue_bytes=settings.store_queue_bytes,
         outage_seconds=settings.store_outage_seconds,
-        linger_seconds=settings.finalize_timeout_seconds,
+        linger_seconds=bounds.last_word_seconds,
     )
 
     def environment(on_finished: Callable[[str], None]) -> RunEnvironment:
@@ -260,5 +260,9 @@ def settle_collector() -> None:
 def raise_descriptor_limit() -> None:
     """Use as many descriptors as the system allows this process: each open stream holds one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
+    if soft == hard:
+        return
+    try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (ValueError, OSError):
+        _log.warning("descriptor limit not raised", soft=soft, hard=hard)  # macOS says unlimited and means less

@@ -228,3 +228,12 @@ async def test_who_wins_in_a_race(store, one, other):
         status = (await store.read_record(run)).status
         terminals = [entry.type for entry in await whole_log(store, run)]
         assert terminals == ([] if status == "running" else [f"run_{status}"])
+
+
+async def test_an_unreadable_intent_still_cancels(store, witness, prefix):
+    run = run_id()
+    await store.create_run(running(run), OWNER)
+    witness.xadd(f"{prefix}:runs:{{{run}}}:cancel-intent", {"payload": "{not json"})
+    witness.expire(f"{prefix}:runs:{{{run}}}:cancel-intent", 60)
+    assert "unreadable" in (await store.read_intent(run)).message
+    assert list(await store.read_intents([run, "other"])) == [run]

@@ -4,7 +4,8 @@ One blocking read for the whole process, on the replica's own inbox. The inbox i
 sweep over the intents of all own runs is the safety net, and the intent itself is always what counts.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -36,24 +37,23 @@ class CancelObserver:
         while True:
             try:
                 entries = await self._store.read_inbox(self._owner, self._read_to, BLOCK_SECONDS)
+                await self._look([run_id for _, run_id in entries])
             except StoreUnavailableError:
                 await trio.sleep(RETRY_SECONDS)
                 continue
-            for entry_id, run_id in entries:
-                self._read_to = entry_id
-                self._tell(run_id, Stop(StopKind.CANCEL))
+            if entries:
+                self._read_to = entries[-1][0]
 
     async def sweep(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look at the intents of all own runs, again and again, until cancelled."""
         task_status.started()
         while True:
             await trio.sleep(SWEEP_SECONDS)
-            run_ids = list(self._own_runs())
-            if not run_ids:
-                continue
-            try:
-                intents = await self._store.read_intents(run_ids)
-            except StoreUnavailableError:
-                continue
-            for run_id in intents:
+            with suppress(StoreUnavailableError):
+                await self._look(list(self._own_runs()))
+
+    async def _look(self, run_ids: Sequence[str]) -> None:
+        """Tell those of the runs that have an intent; a bell without one means nothing."""
+        if run_ids:
+            for run_id in await self._store.read_intents(run_ids):
                 self._tell(run_id, Stop(StopKind.CANCEL))

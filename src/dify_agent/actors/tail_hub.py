@@ -5,6 +5,7 @@ all of them and the replica's own doorbell; ringing that wakes the read when a r
 still there when the read begins, which CLIENT UNBLOCK would not give.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,7 +76,7 @@ class TailHub:
             while not self._followed:
                 await self._arrivals.park()
             try:
-                self._take(await self._read())
+                await self._read()
                 await self._look_up_silent()
             except StoreUnavailableError:
                 await trio.sleep(RETRY_SECONDS)
@@ -93,21 +94,23 @@ class TailHub:
                 # The read fails as well then, and begins anew with the newcomer.
                 await trio.sleep(RETRY_SECONDS)
 
-    async def _read(self) -> TailsRead:
+    async def _read(self) -> None:
         positions = {run_id: followed.live.top for run_id, followed in self._followed.items()}
         self._reading = True
         try:
-            return await self._store.read_tails(self._owner, positions, self._doorbell, BLOCK_SECONDS)
+            read = await self._store.read_tails(self._owner, positions, self._doorbell, BLOCK_SECONDS)
         finally:
             self._reading = False
+        self._take(read, positions)
 
-    def _take(self, read: TailsRead) -> None:
+    def _take(self, read: TailsRead, positions: Mapping[str, EventId]) -> None:
         self._doorbell = read.doorbell
         for run_id, events in read.events.items():
             followed = self._followed.get(run_id)
-            # The last reader may have left meanwhile, and another come with a position of its own.
-            news = () if followed is None else tuple(event for event in events if event.id > followed.live.top)
-            if followed is not None and news:
+            if followed is None or positions[run_id] > followed.live.top:
+                continue  # nobody reads it any more, or somebody wants what lies before this read: the next one has it
+            news = tuple(event for event in events if event.id > followed.live.top)
+            if news:
                 followed.live.extend(news)
                 followed.seen_at = trio.current_time()
                 if news[-1].is_terminal:

@@ -6,7 +6,7 @@ together with its TTL. Replies are bytes from end to end; only ids and the few w
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, cast
 
@@ -288,7 +288,11 @@ def _intent_text(intent: CancelIntent) -> str:
 
 
 def _read_intent(text: bytes) -> CancelIntent:
-    intent = _Intent.model_validate_json(text)
+    try:
+        intent = _Intent.model_validate_json(text)
+    except ValidationError:
+        # Somebody's wish to cancel all the same: an accepted cancel must not end as a success.
+        return CancelIntent(reason=None, message="the cancel intent is unreadable", requested_at=datetime.now(UTC))
     return CancelIntent(reason=intent.reason, message=intent.message, requested_at=intent.requested_at)
 
 

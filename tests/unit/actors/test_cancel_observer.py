@@ -13,6 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dify_agent.actors.cancel_observer import BLOCK_SECONDS, SWEEP_SECONDS, CancelObserver
 from dify_agent.actors.messages import Stop, StopKind
+from dify_agent.errors import StoreUnavailableError
 from dify_agent.store.base import CancelIntent, Owner
 
 ME = Owner("me", 1)
@@ -41,6 +42,11 @@ class Watch:
         if intent:
             self.store.runs[run_id].intent = CancelIntent(None, None, datetime.now(UTC))
 
+    async def ring(self, run_id: str, owner: str = "me") -> None:
+        """As another replica does it: the intent first, then the bell."""
+        self.run(run_id, intent=True)
+        await self.store.ring(owner, run_id)
+
     @property
     def told_runs(self) -> list[str]:
         return [run_id for run_id, _ in self.told]
@@ -61,8 +67,8 @@ async def watching(*, inbox: bool = False, sweep: bool = False) -> AsyncIterator
 async def test_a_bell_is_passed_on_at_once(autojump_clock: MockClock) -> None:
     async with watching(inbox=True) as w:
         await trio.sleep(3)
-        await w.store.ring("me", "a")
-        await w.store.ring("someone else", "b")
+        await w.ring("a")
+        await w.ring("b", owner="someone else")
         await wait_all_tasks_blocked()
         assert w.told == [("a", trio.current_time())]
 
@@ -70,7 +76,7 @@ async def test_a_bell_is_passed_on_at_once(autojump_clock: MockClock) -> None:
 async def test_bells_rung_before_it_watched_are_heard_once(autojump_clock: MockClock) -> None:
     async with watching() as w, trio.open_nursery() as nursery:
         for run_id in ("a", "b", "c"):
-            await w.store.ring("me", run_id)
+            await w.ring(run_id)
         nursery.start_soon(w.observer.watch_inbox)
         await trio.sleep(5 * BLOCK_SECONDS)
         assert w.told_runs == ["a", "b", "c"]
@@ -87,19 +93,40 @@ async def test_the_position_outlives_an_outage_and_a_restart(autojump_clock: Moc
     async with watching() as w:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(w.observer.watch_inbox)
-            await w.store.ring("me", "a")
+            await w.ring("a")
             await wait_all_tasks_blocked()
             w.store.down = True
             await trio.sleep(30)
             assert w.store.calls["read_inbox"] < 50, "an outage is no busy loop"
             w.store.down = False
-            await w.store.ring("me", "b")
+            await w.ring("b")
             await trio.sleep(1)
             nursery.cancel_scope.cancel()
-        await w.store.ring("me", "c")
+        await w.ring("c")
         with trio.move_on_after(1):
             await w.observer.watch_inbox()
         assert w.told_runs == ["a", "b", "c"]
+
+
+async def test_a_bell_without_an_intent_means_nothing(autojump_clock: MockClock) -> None:
+    async with watching(inbox=True) as w:
+        w.run("a")
+        await w.store.ring("me", "a")
+        await w.store.ring("me", "never heard of")
+        await trio.sleep(1)
+        assert w.told == []
+
+
+async def test_bells_whose_intents_could_not_be_read_are_heard_again(autojump_clock: MockClock) -> None:
+    async def down(name: str) -> None:
+        if name == "read_intents" and w.store.calls["read_intents"] < 3:
+            raise StoreUnavailableError("on purpose")
+
+    async with watching(inbox=True) as w:
+        w.store.before = down
+        await w.ring("a")
+        await trio.sleep(5)
+        assert w.told_runs == ["a"]
 
 
 async def test_the_sweep_finds_intents_of_own_runs(autojump_clock: MockClock) -> None:

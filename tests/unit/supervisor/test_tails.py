@@ -401,3 +401,24 @@ async def test_a_store_that_lost_what_the_window_dropped_is_not_asked_without_a_
         await f.tail().next()
     assert scope.cancelled_caught
     assert f.store.calls["read_events"] < 30
+
+
+async def test_a_read_begun_further_on_takes_nothing_from_a_reader_that_joined(
+    autojump_clock: MockClock, make: Make
+) -> None:
+    f = make(local=False)
+    f.write(event(1))
+
+    async def append_before_the_bell(name: str) -> None:
+        if name == "ring_doorbell":
+            f.write(*(event(n) for n in range(2, 8)))
+            await wait_all_tasks_blocked()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(f.tail(EventId(1, 5)).next)
+        await wait_all_tasks_blocked()
+        f.store.before = append_before_the_bell
+        with trio.fail_after(20):
+            batch = await f.tail(EventId(1, 1)).next()
+        nursery.cancel_scope.cancel()
+    assert (batch.trimmed, [e.id.n for e in batch.events]) == (0, [2, 3, 4, 5, 6, 7])

@@ -254,6 +254,26 @@ async def test_a_hundred_idle_websockets_that_answer_nothing_do_not_hold_up_the_
         server.check_log()
 
 
+# Pings
+
+
+@pytest.mark.full
+async def test_a_peer_that_answers_no_ping_for_45_seconds_is_closed_and_one_that_does_is_not(server, api: Api):
+    run_id = await api.create(run_of(HANG))
+    async with open_websocket(server, path_of(run_id)) as answering, await connect(server) as silent:
+        began = trio.current_time()
+        await silent.send_all(ws.handshake(path_of(run_id, "9999999999999-7")))
+        with trio.fail_after(60):
+            received = await read_all(silent)
+        assert 44 < trio.current_time() - began < 55
+        frames = received.partition(b"\r\n\r\n")[2]
+        assert frames.startswith(b"\x89\x00" * 2), "a ping every 15 s"
+        assert frames.endswith(b"pings were not answered")
+        await api.cancel(run_id)
+        events, reason = await rest_of(answering)
+    assert (events[-1]["type"], reason) == ("run_cancelled", (1000, ""))
+
+
 # Hostile clients
 
 CANCEL = ws.text({"type": "cancel", "reason": 7})  # refused: no bystander's run may end

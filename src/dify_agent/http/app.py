@@ -12,12 +12,13 @@ from quart_trio import QuartTrio
 from werkzeug.exceptions import MethodNotAllowed, NotFound
 from werkzeug.routing import MapAdapter
 
-from dify_agent.http.connection import HttpConnection
+from dify_agent.http.connection import HttpConnection, WebSocketConnection
 from dify_agent.http.errors import register_error_handlers
 from dify_agent.http.health import HealthRoutes
 from dify_agent.http.openapi import DocumentRoutes
 from dify_agent.http.runs import BlankPromptCheck, RunRoutes
 from dify_agent.http.settings import HttpSettings
+from dify_agent.http.websocket import WebSocketRoute
 from dify_agent.store.base import RunStore
 from dify_agent.supervisor.handle import RunService
 
@@ -52,6 +53,7 @@ class RunApp(QuartTrio):
     """The ASGI app. Its lifespan nursery stays empty: what must live with the process belongs to the supervisor."""
 
     asgi_http_class = HttpConnection  # type: ignore[assignment]
+    asgi_websocket_class = WebSocketConnection  # type: ignore[assignment]
     session_interface = _NoSessions()  # type: ignore[assignment]
     url_rule_class = _Rule  # type: ignore[assignment]
 
@@ -121,6 +123,11 @@ def create_app(
     _route(app, "POST", "/runs/<run_id>/cancel", "cancel_run", runs.cancel)
     _route(app, "GET", "/runs/<run_id>/events", "get_run_events", runs.events)
     _route(app, "GET", "/runs/<run_id>/events/sse", "stream_run_events", runs.stream)
+    sockets = WebSocketRoute(service, settings)
+    path = "/runs/<run_id>/events/ws"
+    handshake: Any = sockets.stream  # answers nothing once it has accepted
+    app.add_url_rule(path, "run_events_websocket", handshake, websocket=True, provide_automatic_options=False)
+    _route(app, "GET", path, "run_events_no_websocket", sockets.upgrade_required)
     health = HealthRoutes(service)
     _open_route(app, "/healthz", health.healthz)
     _open_route(app, "/readyz", health.readyz)

@@ -14,6 +14,16 @@ class BearerAuth:
     def __init__(self, token: str | None) -> None:
         self._token = None if token is None else token.encode()
 
+    @property
+    def required(self) -> bool:
+        """Whether there is a token to present."""
+        return self._token is not None
+
+    @staticmethod
+    def refusal(detail: str) -> HttpError:
+        """The 401 with ``detail``."""
+        return HttpError(401, detail, _CHALLENGE)
+
     def check(self, header: str | None) -> None:
         """Return if ``header``, as the HTTP library decoded it (latin-1), carries the token.
 
@@ -23,11 +33,19 @@ class BearerAuth:
         if self._token is None:
             return
         if header is None:
-            raise HttpError(401, "missing authorization header", _CHALLENGE)
+            raise self.refusal("missing authorization header")
         # Bytes, because the token's own bytes are UTF-8, and because str.strip would also take latin-1's blanks.
         scheme, _, token = header.encode("latin-1", "replace").partition(b" ")
         token = token.strip()
         if scheme.lower() != b"bearer" or not token:
-            raise HttpError(401, "invalid authorization scheme", _CHALLENGE)
-        if not hmac.compare_digest(token, self._token):
-            raise HttpError(401, "invalid bearer token", _CHALLENGE)
+            raise self.refusal("invalid authorization scheme")
+        self.check_token(token)
+
+    def check_token(self, token: bytes) -> None:
+        """Return if ``token`` is the one.
+
+        Raises:
+            HttpError: 401.
+        """
+        if self._token is not None and not hmac.compare_digest(token, self._token):
+            raise self.refusal("invalid bearer token")

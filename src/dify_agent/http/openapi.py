@@ -65,10 +65,21 @@ _ERRORS: Final = {
     409: "The run has already succeeded or failed",
     413: "The body exceeds the limit; the connection is closed",
     422: "The body or a parameter violates its schema",
+    426: "The request is no WebSocket handshake of version 13",
     431: "The request's headers are too large",
     503: "The store does not answer, or the server shuts down",
 }
-_ERROR_HEADERS: Final = {401: "WWW-Authenticate", 503: "Retry-After"}
+_ERROR_HEADERS: Final = {401: "WWW-Authenticate", 426: "Upgrade", 503: "Retry-After"}
+_WEBSOCKET: Final = """\
+The run's events over a WebSocket. OpenAPI has no words for what follows the handshake:
+
+- One text frame per event, the JSON that the event stream has as `data`. Frames with `control` in place of `type` are
+  no events: `{"control":"trimmed","count":n}`, `{"control":"cancel_accepted"}`, `{"control":"error","detail":...}`.
+- The client may send `{"type":"cancel","reason":...,"message":...}`.
+- Close codes: 1000 after the terminal event, or with reason `expired`; 1001 when the server shuts down; 1008 refused
+  (browsers); 1002, 1003, 1007, 1009 for frames it does not take; 1011 for a fault of the server.
+- A browser offers the subprotocols `dify-agent.v1` and `bearer.` followed by the token in base64url.
+"""
 _ANY: Final = (400, 431)
 _STORE: Final = (*_ANY, 401, 503)
 _WITH_BODY: Final = (408, 413, 422)
@@ -188,6 +199,16 @@ def _paths() -> dict[str, Any]:
                 parameters=[_RUN_ID, _AFTER, _LAST_EVENT_ID],
             )
         },
+        f"{run}/events/ws": {
+            "get": _operation(
+                "websocket_run_events_runs__run_id__events_ws_get",
+                101,
+                None,
+                (*_STORE, 404, 422, 426),
+                parameters=[_RUN_ID, _AFTER, _LAST_EVENT_ID],
+                description=_WEBSOCKET,
+            )
+        },
         "/healthz": {"get": _operation("healthz_healthz_get", 200, "Health", _ANY, tag="health")},
         "/readyz": {"get": ready},
     }
@@ -204,15 +225,19 @@ def _operation(
     headers: dict[str, Any] | None = None,
     tag: str = "runs",
     failure: str = "Error",
+    description: str | None = None,
 ) -> dict[str, Any]:
-    """One operation. ``model`` None means an event stream."""
-    content = {"text/event-stream": {"schema": _STRING}} if model is None else _json(model)
-    success: dict[str, Any] = {"description": "Successful Response", "content": content}
+    """One operation. ``model`` None means an event stream or, with status 101, a WebSocket."""
+    success: dict[str, Any] = {"description": "Successful Response"}
+    if status != 101:
+        success["content"] = {"text/event-stream": {"schema": _STRING}} if model is None else _json(model)
     if headers:
         success["headers"] = headers
     responses = {str(status): success} | {str(code): _error(code, failure) for code in sorted(errors)}
     responses["500"] = {"description": "Internal Server Error", "content": {"text/plain": {"schema": _STRING}}}
     operation: dict[str, Any] = {"tags": [tag], "operationId": operation_id, "responses": responses}
+    if description is not None:
+        operation["description"] = description
     every = [*(parameters or []), *([_AUTHORIZATION] if tag == "runs" else [])]
     if every:
         operation["parameters"] = every

@@ -18,6 +18,7 @@ from hypercorn.typing import ASGIFramework
 
 from dify_agent.http.settings import HttpSettings
 from dify_agent.http.transport import Connection, set_user_timeout
+from dify_agent.http.websocket_frames import MAX_MESSAGE_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +37,13 @@ class ServerConfig(Config):
     backlog = 1024
     h11_max_incomplete_size = 32 * 1024  # all headers together; more is 431
     include_server_header = False
+    websocket_max_message_size = MAX_MESSAGE_BYTES
 
     def __init__(self, settings: HttpSettings, host: str = "127.0.0.1", port: int = 0) -> None:
         self._stall_seconds = settings.stream_stall_seconds
         self.graceful_timeout = settings.graceful_seconds
         self.keep_alive_timeout = settings.keep_alive_seconds
+        self.websocket_ping_interval = settings.heartbeat_seconds
         self.bind = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"]
 
     def create_sockets(self) -> Sockets:
@@ -111,7 +114,7 @@ async def serve_http(
             accepting.cancel_scope.cancel(reason="the server was told to stop")
         await context.terminated.set()
         for connection in list(open_connections):
-            connection.stop(min(STOPPING_STALL_SECONDS, settings.stream_stall_seconds))
+            connection.stop(min(STOPPING_STALL_SECONDS, settings.stream_stall_seconds), settings.graceful_seconds)
         connections.cancel_scope.deadline = trio.current_time() + settings.graceful_seconds
     if connections.cancel_scope.cancelled_caught:
         logger.warning("responses were cut: they did not end within %g s of the stop", settings.graceful_seconds)

@@ -17,23 +17,26 @@ import logging
 import socket
 import struct
 import sys
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from http import HTTPStatus
 from itertools import chain
 from math import inf
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import h11
 import trio
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
-from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.trio.task_group import TaskGroup
+from hypercorn.protocol.events import Request
+from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
+from hypercorn.trio.task_group import TaskGroup, _handle
 from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import AppWrapper, ConnectionState
+from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState, Scope
 from hypercorn.utils import parse_socket_addr
 
 from dify_agent.http.errors import JSON, error_body
+from dify_agent.http.websocket_stream import WebSocketStream
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +48,11 @@ HEADER_SECONDS: Final = 15.0
 """From the first byte of a request to the last of its headers."""
 
 LINGER_SECONDS: Final = 2.0
-"""How long the rest of a refused body is read and dropped, so that the client reads the refusal instead of a reset."""
+"""How long the rest of a refused body is read and dropped, so that the client reads the refusal instead of a reset;
+and how long a closed WebSocket waits for the client's answer."""
+
+STOPPING_LINGER_SECONDS: Final = 0.5
+"""The same once the server stops."""
 
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
@@ -75,6 +82,7 @@ class Connection:
         self._sending: trio.CancelScope | None = None
         self._reading: trio.CancelScope | None = None
         self._read_deadline = inf
+        self._write_deadline = inf
         self._idle = True
         self._lingering = False
         self._protocol: _Http11
@@ -90,13 +98,22 @@ class Connection:
         finally:
             self._stream.socket.close()
 
-    def stop(self, stall_seconds: float) -> None:
-        """The server stops: end now if no request is in progress, and give a stalled reader ``stall_seconds`` more."""
+    def stop(self, stall_seconds: float, graceful_seconds: float) -> None:
+        """The server stops: end now if no request is in progress, and give a stalled reader ``stall_seconds`` more.
+
+        A reader that is only slow is cut after ``graceful_seconds``. Writes are shielded piece by piece, so without
+        this bound it would hold the server for as long as its backlog lasts.
+        """
         self._stall_seconds = stall_seconds
+        self._write_deadline = trio.current_time() + graceful_seconds
         if self._idle:
             self._stop_reading()
+        elif self._lingering:
+            self._move_read_deadline(min(self._read_deadline, trio.current_time() + STOPPING_LINGER_SECONDS))
         if self._sending is not None:
-            self._sending.deadline = min(self._sending.deadline, trio.current_time() + stall_seconds)
+            self._sending.deadline = min(
+                self._sending.deadline, trio.current_time() + stall_seconds, self._write_deadline
+            )
         set_user_timeout(self._stream.socket, stall_seconds)
 
     async def _serve(self) -> None:
@@ -169,11 +186,12 @@ class Connection:
         for start in range(0, len(view), SEND_BYTES):
             try:
                 with trio.move_on_after(self._stall_seconds, shield=True) as self._sending:
+                    self._sending.deadline = min(self._sending.deadline, self._write_deadline)
                     await self._stream.send_all(view[start : start + SEND_BYTES])
             except (trio.BrokenResourceError, trio.ClosedResourceError):
                 return False
             if self._sending.cancelled_caught:
-                logger.info("a reader took nothing for %g s: its connection is cut", self._stall_seconds)
+                logger.info("a reader stalled, or was too slow for the stop of the server: its connection is cut")
                 return False
         return True
 
@@ -183,7 +201,8 @@ class Connection:
             self._stream.socket.shutdown(socket.SHUT_WR)
         if self._protocol.request_unfinished:
             self._lingering = True
-            self._move_read_deadline(trio.current_time() + LINGER_SECONDS)
+            stopping = self._context.terminated.is_set()
+            self._move_read_deadline(trio.current_time() + (STOPPING_LINGER_SECONDS if stopping else LINGER_SECONDS))
         else:
             self._stop_reading()
 
@@ -208,16 +227,73 @@ class _NurseryTaskGroup(TaskGroup):
 
     def __init__(self, nursery: trio.Nursery) -> None:
         super().__init__()
-        self._nursery = nursery
+        self._nursery = self._owned_nursery = nursery
+
+    async def spawn_app(
+        self,
+        app: AppWrapper,
+        config: Config,
+        scope: Scope,
+        send: Callable[[ASGISendEvent | None], Awaitable[None]],
+    ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
+        """Run the app; what is still handed to it after it has ended is dropped.
+
+        hypercorn's own would wait for it to be taken: a client that goes on sending then keeps its connection for ever.
+        """
+        put, take = trio.open_memory_channel[ASGIReceiveEvent](config.max_app_queue_size)
+
+        async def run(*args: Any) -> None:
+            with take:
+                await app(*args)
+
+        async def offer(event: ASGIReceiveEvent) -> None:
+            with suppress(trio.BrokenResourceError):
+                await put.send(event)
+
+        arguments: Any = (run, config, scope, take.receive, send, trio.to_thread.run_sync, trio.from_thread.run)
+        self._owned_nursery.start_soon(_handle, *arguments)
+        return offer
 
 
 class _Http11(H11Protocol):
     """HTTP/1.1 and nothing else, with JSON bodies for requests that cannot be read."""
 
+    _websocket: WebSocketStream | None = None
+
     @property
     def request_unfinished(self) -> bool:
-        """Whether parts of the current request have yet to arrive."""
+        """Whether the client may still be sending: parts of its request, or frames."""
+        if self._websocket is not None:
+            return not self._websocket.peer_closed
         return self.connection.their_state is h11.SEND_BODY
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        """As the original, with this server's WebSockets."""
+        if not _is_upgrade(request):
+            await super()._create_stream(request)
+            return
+        self.stream = self._websocket = WebSocketStream(
+            self.app,
+            self.config,
+            self.context,
+            self.task_group,
+            self.ssl,
+            self.client,
+            self.server,
+            self.stream_send,
+            STREAM_ID,
+        )
+        self.connection = H11WSConnection(cast(h11.Connection, self.connection))
+        await self.stream.handle(
+            Request(
+                stream_id=STREAM_ID,
+                headers=list(request.headers),
+                http_version=request.http_version.decode(),
+                method="GET",
+                raw_path=request.target,
+                state=self.connection_state,
+            )
+        )
 
     async def _check_protocol(self, event: h11.Request) -> None:
         """Ignore offers of HTTP/2, as a server may (RFC 9110, 7.8): there, disconnects go unnoticed (hypercorn#210)."""
@@ -234,6 +310,15 @@ class _Http11(H11Protocol):
         await self._send_h11_event(h11.Response(status_code=status_code, headers=every))
         await self._send_h11_event(h11.Data(data=body))
         await self._send_h11_event(h11.EndOfMessage())
+
+
+def _is_upgrade(request: h11.Request) -> bool:
+    """Whether a request asks to become a WebSocket."""
+    fields: dict[bytes, list[bytes]] = {b"connection": [], b"upgrade": []}
+    for name, value in request.headers:
+        if name in fields:
+            fields[name] += (token.strip().lower() for token in value.split(b","))
+    return request.method == b"GET" and b"upgrade" in fields[b"connection"] and fields[b"upgrade"] == [b"websocket"]
 
 
 def set_user_timeout(sock: "socket.socket | trio.socket.SocketType", seconds: float) -> None:

@@ -258,6 +258,28 @@ async def test_a_stalled_reader_does_not_keep_the_server_from_stopping():
             assert trio.current_time() - start < 3
 
 
+@pytest.mark.slow
+async def test_a_slow_reader_does_not_keep_the_server_from_stopping():
+    """It takes a piece again and again, so it never stalls; the grace bounds it all the same."""
+    service = FakeService(R=flood())
+    async with serving(service, graceful_seconds=0.6) as server:
+        async with await server.connect(receive_buffer=65536) as stream, trio.open_nursery() as nursery:
+            await stream.send_all(get("/runs/R/events/sse"))
+            await until(lambda: service.tails and service.tails[-1].cursor.n)
+
+            async def sip():
+                while True:
+                    await stream.receive_some(32768)
+                    await trio.sleep(0.02)
+
+            nursery.start_soon(sip)
+            start = trio.current_time()
+            server.stop.set()
+            await server.ended()
+            assert trio.current_time() - start < 3
+            nursery.cancel_scope.cancel()
+
+
 async def test_a_stalled_reader_is_cut_in_normal_life_too():
     service = FakeService(R=flood())
     async with serving(service, stream_stall_seconds=0.2) as server:

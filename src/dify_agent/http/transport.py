@@ -32,7 +32,7 @@ from hypercorn.protocol.events import Request
 from hypercorn.protocol.h11 import STREAM_ID, H11Protocol, H11WSConnection
 from hypercorn.trio.task_group import TaskGroup, _handle
 from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState, Scope
+from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, ConnectionState, H11SendableEvent, Scope
 from hypercorn.utils import parse_socket_addr
 
 from dify_agent.http.errors import JSON, error_body
@@ -170,9 +170,7 @@ class Connection:
         Shielded from the first step: the protocol counts these bytes as sent, so a cancelled write would leave a
         connection that says one thing and believes another (a lost last chunk on a connection kept alive).
         """
-        with trio.move_on_after(self._stall_seconds, shield=True) as waiting:
-            await self._send_lock.acquire()
-        if not waiting.cancelled_caught:
+        if await self._take_turn():
             try:
                 if await self._send_pieces(memoryview(data)):
                     return
@@ -180,6 +178,16 @@ class Connection:
                 self._send_lock.release()
         self._cut()
         await self._protocol.handle(Closed())
+
+    async def _take_turn(self) -> bool:
+        """Take the lock of the socket; False when another write kept it for the stall bound."""
+        try:
+            self._send_lock.acquire_nowait()
+        except trio.WouldBlock:
+            with trio.move_on_after(self._stall_seconds, shield=True) as waiting:
+                await self._send_lock.acquire()
+            return not waiting.cancelled_caught
+        return True
 
     async def _send_pieces(self, view: memoryview) -> bool:
         """Whether all of ``view`` went out."""
@@ -259,6 +267,7 @@ class _Http11(H11Protocol):
     """HTTP/1.1 and nothing else, with JSON bodies for requests that cannot be read."""
 
     _websocket: WebSocketStream | None = None
+    _held = b""
 
     @property
     def request_unfinished(self) -> bool:
@@ -298,6 +307,18 @@ class _Http11(H11Protocol):
     async def _check_protocol(self, event: h11.Request) -> None:
         """Ignore offers of HTTP/2, as a server may (RFC 9110, 7.8): there, disconnects go unnoticed (hypercorn#210)."""
 
+    async def _send_h11_event(self, event: H11SendableEvent) -> None:
+        """As the original, but a head whose body is at hand waits for it, so that both leave in one write."""
+        try:
+            data = self._held + (self.connection.send(event) or b"")
+        except h11.LocalProtocolError:
+            if self.connection.their_state is not h11.ERROR:
+                raise
+            return
+        self._held = data if isinstance(event, h11.Response) and _has_length(event) else b""
+        if not self._held:
+            await self.send(RawData(data=data))
+
     async def _send_error_response(self, status_code: int) -> None:
         status = HTTPStatus(status_code)
         body = error_body(status.phrase)
@@ -310,6 +331,11 @@ class _Http11(H11Protocol):
         await self._send_h11_event(h11.Response(status_code=status_code, headers=every))
         await self._send_h11_event(h11.Data(data=body))
         await self._send_h11_event(h11.EndOfMessage())
+
+
+def _has_length(response: h11.Response) -> bool:
+    """Whether the body is as long as the head says: then it follows at once. A stream's head must not wait for it."""
+    return any(name == b"content-length" for name, _ in response.headers)
 
 
 def _is_upgrade(request: h11.Request) -> bool:

@@ -44,6 +44,10 @@ SPENT_GRACE_SECONDS: Final = 5.0
 """Grace of the drain that follows a given-up service: runs cannot be served well any more."""
 
 
+CALL_OFF_SECONDS: Final = 1.0
+"""A called-off watchdog's thread ends at once; it is waited for, so that none is left."""
+
+
 class ExitStatus(IntEnum):
     """Exit statuses of the process (specification, settings)."""
 
@@ -237,6 +241,8 @@ class Watchdog:
 
     def __exit__(self, *_error: object) -> None:
         self._timer.cancel()
+        if self._timer.is_alive():
+            self._timer.join(CALL_OFF_SECONDS)
 
     def arm(self) -> None:
         """The shutdown has begun. Call once."""

@@ -57,9 +57,11 @@ class StoreUnavailableError(DifyAgentError):
     Whether the operation took effect is unknown; every store operation is safe to repeat.
     """
 
-    def __init__(self, cause: str) -> None:
+    def __init__(self, cause: str, *, sent: bool = True) -> None:
         super().__init__("run store is unavailable")
         self.cause = cause
+        self.sent = sent
+        """False when it is certain that the store was not even asked."""
 
 
 class AgentRunValidationError(DifyAgentError, ValueError):

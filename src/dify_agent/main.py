@@ -3,7 +3,6 @@
 The only module that names concrete variants, and the only one that reads settings.
 """
 
-import gc
 import os
 import resource
 import secrets
@@ -72,8 +71,12 @@ class Listen:
 async def serve(settings: ServerSettings, listen: Listen) -> ExitStatus:
     """Run one replica until it is told to stop by SIGTERM, SIGINT or ``listen.stop``; returns when it has drained.
 
+    A crash inside has the watchdog's time to clean up, as a shutdown has.
+
     Raises:
-        OSError, StoreUnavailableError, ValueError: the process cannot start.
+        ValueError: a setting is unusable. It, and these two, may come in nested groups:
+        OSError: the address cannot be bound.
+        StoreUnavailableError: the store does not answer, so the process cannot start.
     """
     raise_descriptor_limit()
     with (
@@ -93,12 +96,12 @@ async def serve(settings: ServerSettings, listen: Listen) -> ExitStatus:
             await store.ping()
             supervisor = build_supervisor(settings, store, models)
             async with trio.open_nursery() as root:
+                root.start_soon(_arm_when_cancelled, watchdog)
                 await root.start(supervisor.serve)
                 stop_http = trio.Event()
                 async with trio.open_nursery() as front:
                     addresses = await front.start(_http(settings, supervisor, store, listen, stop_http))
                     _log.info("listening", addresses=[f"{host}:{port}" for host, port in addresses])
-                    settle_collector()
                     listen.on_listening(addresses)
                     await _until_told(signals, supervisor, listen.stop)
                     watchdog.arm()
@@ -109,6 +112,14 @@ async def serve(settings: ServerSettings, listen: Listen) -> ExitStatus:
                 root.cancel_scope.cancel(reason="drained")
         _log.info("stopped")
     return ExitStatus.DRAINED if supervisor.failure is None else ExitStatus.BUDGET_SPENT
+
+
+async def _arm_when_cancelled(watchdog: "Watchdog") -> None:
+    """A crash of anything in the root cancels all of it; what then ignores cancellation must not keep the process."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        watchdog.arm()
 
 
 def _open_models(settings: ServerSettings) -> AbstractAsyncContextManager[ModelRegistry]:
@@ -235,6 +246,7 @@ class Watchdog:
     def __init__(self, seconds: float) -> None:
         self._timer = threading.Timer(seconds, self._bite)
         self._timer.daemon = True
+        self._armed = False
 
     def __enter__(self) -> Self:
         return self
@@ -245,22 +257,14 @@ class Watchdog:
             self._timer.join(CALL_OFF_SECONDS)
 
     def arm(self) -> None:
-        """The shutdown has begun. Call once."""
-        self._timer.start()
+        """The shutdown has begun. May be called again."""
+        if not self._armed:
+            self._armed = True
+            self._timer.start()
 
     def _bite(self) -> None:
         _log.critical("shutdown took longer than DIFY_AGENT_SHUTDOWN_LIMIT_SECONDS allows, leaving")
         os._exit(ExitStatus.WATCHDOG)
-
-
-def settle_collector() -> None:
-    """Take what was loaded so far out of the garbage collector's sight, and let it look less often.
-
-    A full collection walked all of it: measured, 90 to 200 ms during which no stream moved, every few hundred runs.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(10_000, 10, 10)
 
 
 def raise_descriptor_limit() -> None:

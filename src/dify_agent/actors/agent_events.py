@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+import structlog
 from pydantic_ai.messages import AgentStreamEvent
 
 from dify_agent.actors.environment import CoalescingPolicy
@@ -9,6 +10,8 @@ from dify_agent.actors.publisher import RunLog
 from dify_agent.events import envelope
 from dify_agent.events.coalescer import Coalescer
 from dify_agent.events.flusher import CoalescingSink, FlushTimer
+
+_log = structlog.get_logger()
 
 
 class AgentEvents:
@@ -31,6 +34,13 @@ class AgentEvents:
     def finish(self) -> None:
         """The loop is over: publish what is still buffered."""
         self._sink.finish()
+
+    def give_up(self) -> None:
+        """The loop ended with an error, which is the one to report: publish what is buffered as well as may be."""
+        try:
+            self._sink.finish()
+        except Exception:  # noqa: BLE001  The error on its way must not be replaced.
+            _log.exception("the last text of a run could not be published", run_id=self._run_id)
 
     def discard(self) -> None:
         """The run was told to stop: publish nothing more."""

@@ -72,8 +72,10 @@ async def _under_deadline(
     try:
         with trio.move_on_after(seconds) as deadline:
             result = await run_agent_loop(loop_request, sink=events.emit, capture=capture)
-    finally:
-        events.finish()
+    except BaseException:
+        events.give_up()
+        raise
+    events.finish()
     if deadline.cancelled_caught:
         raise RunDeadlineExceededError(seconds)
     return result
@@ -104,7 +106,7 @@ async def _loop_request(
         model_settings=model_layer.get_model_settings(),
         tool_concurrency=env.tool_concurrency,
         tool_threads=env.tool_threads,
-        cancel_timeout=env.bounds.cancel_timeout_seconds,
+        cancel_timeout=env.bounds.thread_grace_seconds,
     )
 
 

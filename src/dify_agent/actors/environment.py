@@ -23,6 +23,12 @@ class RunBounds:
     cancel_timeout_seconds: float
 
     @property
+    def thread_grace_seconds(self) -> float:
+        """How long a cancelled sync tool's thread is waited for: less than the actor waits for the work as a whole,
+        or the run would be cut before its layers have left."""
+        return self.cancel_timeout_seconds * 0.8
+
+    @property
     def last_word_seconds(self) -> float:
         """From a cancellation that ignores all of this to the terminal event: stop, leave the layers, write."""
         return self.cancel_timeout_seconds + self.exit_timeout_seconds + self.finalize_timeout_seconds

@@ -46,6 +46,8 @@ def describe_failure(error: BaseException) -> Failed:
     """The failure of a run: text, stable type, reason."""
     error = first_error(error)
     text = str(error) or type(error).__name__
+    if not isinstance(error, Exception):
+        text = f"The run's work was ended by {type(error).__name__}: {error}"
     if isinstance(error, UsageLimitExceeded | RunDeadlineExceededError):
         return Failed(text, error_type=RunFailureType.AGENT_RUN_LIMIT_EXCEEDED)
     if isinstance(error, RunFailedError):

@@ -53,39 +53,32 @@ class Finalizer:
     async def end(self, done: WorkDone, stop: Stop | None) -> None:
         """End the run. While the store is away it is tried again, for as long as this process lives.
 
-        A shutdown or a crash of the supervisor cancels from outside; the transition then still has
-        ``FINALIZE_TIMEOUT_SECONDS``.
+        Cancelled, it can be called again and goes on where it was: the transition it proposes is built once.
         """
         if stop is not None and stop.kind in _SILENT:
             _log.error("run given up, its log belongs to someone else", run_id=self._run_id, kind=stop.kind)
             return
-        try:
-            await self._settle(done, stop)
-        except trio.Cancelled:
-            with trio.move_on_after(self._env.bounds.finalize_timeout_seconds, shield=True) as scope:
-                await self._settle(done, stop)
-            if scope.cancelled_caught:
-                _log.error("run not finalised in time, it stays running until judged", run_id=self._run_id)
-            raise
-
-    async def _settle(self, done: WorkDone, stop: Stop | None) -> None:
         pause = RETRY_FIRST_SECONDS
-        while True:
-            try:
-                await self._run_log.flushed()
-                outcome = await self._write(done, stop)
-            except StoreUnavailableError:
-                await trio.sleep(pause)
-                pause = min(pause * 2, RETRY_MOST_SECONDS)
-            except LogLostError as lost:
-                _log.error("run given up, its log takes no more events", run_id=self._run_id, why=str(lost))
-                return
-            except RunNotFoundError:
-                _log.error("record_lost: the run's record is gone", run_id=self._run_id)
-                return
-            else:
-                _log.info("run ended", run_id=self._run_id, status=outcome.status)
-                return
+        while not await self._settled(done, stop):
+            await trio.sleep(pause)
+            pause = min(pause * 2, RETRY_MOST_SECONDS)
+
+    async def _settled(self, done: WorkDone, stop: Stop | None) -> bool:
+        """One try. False when it has to be tried again: the store is away, or a cancellation crossed this ending."""
+        try:
+            await self._run_log.flushed()
+            outcome = await self._write(done, stop)
+        except StoreUnavailableError:
+            return False
+        except LogLostError as lost:
+            _log.error("run given up, its log takes no more events", run_id=self._run_id, why=str(lost))
+        except RunNotFoundError:
+            _log.error("record_lost: the run's record is gone", run_id=self._run_id)
+        else:
+            if not outcome.applied and outcome.status == "running":
+                return False
+            _log.debug("run ended", run_id=self._run_id, status=outcome.status)
+        return True
 
     async def _write(self, done: WorkDone, stop: Stop | None) -> FinalizeOutcome:
         if stop is None or stop.kind is not StopKind.CANCEL:

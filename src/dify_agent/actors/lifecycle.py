@@ -26,7 +26,7 @@ class Phase(StrEnum):
 
 
 _MOVES: Final[dict[Phase, frozenset[Phase]]] = {
-    Phase.ADMITTED: frozenset({Phase.ENTERING, Phase.FINALISING, Phase.DONE}),
+    Phase.ADMITTED: frozenset({Phase.ENTERING, Phase.FINALISING}),
     Phase.ENTERING: frozenset({Phase.RUNNING, Phase.EXITING, Phase.FINALISING}),
     Phase.RUNNING: frozenset({Phase.EXITING, Phase.FINALISING}),
     Phase.EXITING: frozenset({Phase.FINALISING}),

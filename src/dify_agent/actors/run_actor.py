@@ -60,7 +60,6 @@ class RunActor:
         channel: tuple[trio.MemorySendChannel[RunMessage], trio.MemoryReceiveChannel[RunMessage]],
     ) -> None:
         self._run_id = run_id
-        self._request = request
         self._env = env
         self._live = live
         self._to_self, self._inbox = channel
@@ -68,7 +67,7 @@ class RunActor:
         self._stop: Stop | None = None
         self._bound = float("inf")
         self._log = env.publisher.open_log(run_id, live, self._log_lost)
-        self._work = RunWork(run_id, request, env, self._log, self._tell)
+        self._work: RunWork | None = RunWork(run_id, request, env, self._log, self._tell)
 
     async def serve(self, admission: Admission) -> None:
         """Write the record, do the work, end the run. Failures end here: they become the run's terminal event."""
@@ -84,48 +83,65 @@ class RunActor:
     async def _serve(self, admission: Admission) -> None:
         now = datetime.now(UTC)
         record = RunStatusResponse(run_id=self._run_id, status="running", created_at=now, updated_at=now)
+        finalizer = Finalizer(record, self._env, self._log, self._live)
+        done: WorkDone | None = None
         async with trio.open_nursery() as nursery:
             try:
                 error = await self._create(record)
                 admission.answer(error)
-                done = await self._lead(nursery, created=error is None)
+                if error is None:
+                    done = await self._lead(nursery)
+                    await self._end(finalizer, done)
+                else:
+                    await self._settle_refused(finalizer, error)
             except trio.Cancelled:
                 # The supervisor is being torn down, and the work with it: end the run all the same.
                 self._stop = self._stop or Stop(StopKind.SHUTDOWN)
-                with trio.move_on_after(self._env.bounds.last_word_seconds, shield=True):
-                    await self._end(record, await self._last_word())
+                with trio.move_on_after(self._env.bounds.last_word_seconds, shield=True) as scope:
+                    await self._end(finalizer, done or await self._last_word())
+                if scope.cancelled_caught:
+                    _log.error("run not finalised in time, it stays running until judged", run_id=self._run_id)
                 raise
-            await self._end(record, done)
             # Normally nothing is left; work that ignores cancellation keeps this nursery open, and nothing else.
             nursery.cancel_scope.cancel(reason="the run has ended")
 
-    async def _end(self, record: RunStatusResponse, done: WorkDone) -> None:
-        self._lifecycle.move(Phase.FINALISING)
-        await Finalizer(record, self._env, self._log, self._live).end(done, self._stop)
+    async def _end(self, finalizer: Finalizer, done: WorkDone) -> None:
+        if self._lifecycle.phase is not Phase.FINALISING:
+            self._lifecycle.move(Phase.FINALISING)
+        await finalizer.end(done, self._stop)
         self._lifecycle.move(Phase.DONE)
         self._finished()
+
+    async def _settle_refused(self, finalizer: Finalizer, error: StoreUnavailableError) -> None:
+        """The caller has heard 503. If the record may exist all the same, nobody executes it: it must not stay running.
+
+        Held meanwhile: nothing of the request, which may be large, and many are refused in an outage.
+        """
+        self._work = None
+        if error.sent:
+            self._stop = Stop(StopKind.STORE_UNAVAILABLE, "while the run was created")
+            with trio.move_on_after(self._env.bounds.finalize_timeout_seconds):
+                await self._end(finalizer, WorkDone(Interrupted()))
 
     def _finished(self) -> None:
         self._live.close()
         self._log.close()
         self._env.on_finished(self._run_id)
 
-    async def _create(self, record: RunStatusResponse) -> Exception | None:
-        error: Exception | None = None
+    async def _create(self, record: RunStatusResponse) -> StoreUnavailableError | None:
+        """Write the record; None when it is written, else the last error, ``sent`` if any try may have written it."""
+        error: StoreUnavailableError | None = None
         for _ in range(CREATE_TRIES):
             try:
                 await self._env.store.create_run(record, self._env.owner)
             except StoreUnavailableError as failure:
+                failure.sent |= error is not None and error.sent
                 error = failure
             else:
                 return None
         return error
 
-    async def _lead(self, nursery: trio.Nursery, *, created: bool) -> WorkDone:
-        if not created:
-            # The record may exist although its reply was lost: nobody executes it, so it must not stay running.
-            self._stop = Stop(StopKind.STORE_UNAVAILABLE, "while the run was created")
-            return WorkDone(Interrupted())
+    async def _lead(self, nursery: trio.Nursery) -> WorkDone:
         if self._stopped_before_start():
             return WorkDone(Interrupted())
         try:
@@ -157,8 +173,10 @@ class RunActor:
         return self._stop is not None
 
     async def _supervise(self, nursery: trio.Nursery) -> WorkDone:
+        work = self._work
+        assert work is not None, "only a refused run has lost its work"
         self._enter(Phase.ENTERING, self._env.bounds.enter_timeout_seconds)
-        nursery.start_soon(self._work.run, name=f"work of run {self._run_id}")
+        nursery.start_soon(work.run, name=f"work of run {self._run_id}")
         while True:
             message: RunMessage | None = None
             with trio.move_on_at(self._bound):
@@ -169,11 +187,11 @@ class RunActor:
                 case Reached(phase):
                     self._reached(phase)
                 case Stop():
-                    self._told_to_stop(message)
+                    self._told_to_stop(work, message)
                 case None:
                     phase = self._lifecycle.phase
                     _log.error("run ignores cancellation, left behind", run_id=self._run_id, phase=phase)
-                    return self._overdue()
+                    return self._overdue(work)
 
     def _reached(self, phase: Phase) -> None:
         bounds = self._env.bounds
@@ -187,19 +205,19 @@ class RunActor:
         self._lifecycle.move(phase)
         self._bound = trio.current_time() + seconds + self._env.bounds.cancel_timeout_seconds
 
-    def _told_to_stop(self, stop: Stop) -> None:
+    def _told_to_stop(self, work: RunWork, stop: Stop) -> None:
         if self._stop is not None:
             return
         self._stop = stop
-        self._work.interrupt(stop.kind)
+        work.interrupt(stop.kind)
         if self._lifecycle.phase is not Phase.EXITING:
             self._hurry()
 
     def _hurry(self) -> None:
         self._bound = min(self._bound, trio.current_time() + self._env.bounds.cancel_timeout_seconds)
 
-    def _overdue(self) -> WorkDone:
-        self._work.interrupt("the phase's bound has passed")
+    def _overdue(self, work: RunWork) -> WorkDone:
+        work.interrupt("the phase's bound has passed")
         ending = Interrupted() if self._stop is not None else overdue(self._lifecycle.phase, self._env.bounds)
         return WorkDone(ending)
 

@@ -22,6 +22,7 @@ from dify_agent.actors.failures import describe_failure, phase_timeout
 from dify_agent.actors.lifecycle import Phase
 from dify_agent.actors.messages import Ending, Interrupted, Reached, RunMessage, Succeeded, WorkDone
 from dify_agent.actors.publisher import RunLog
+from dify_agent.concurrency.groups import must_leave
 from dify_agent.events import envelope
 from dify_agent.loop.port import Capture
 from dify_agent.protocol.schemas import AgentRunUsage, CreateRunRequest
@@ -62,10 +63,10 @@ class RunWork:
         ending: Ending
         try:
             ending = await self._work()
-        except trio.Cancelled:
-            self._report(WorkDone(Interrupted(), self._snapshot(), self._usage()))
-            raise
-        except Exception as error:  # noqa: BLE001  The actor boundary: the one place that makes a failure an event.
+        except BaseException as error:  # noqa: ASYNC103  The actor boundary: the one place that makes a failure an event.
+            if must_leave(error):
+                self._report(WorkDone(Interrupted(), self._snapshot(), self._usage()))
+                raise
             ending = Interrupted() if self._stopped else describe_failure(error)
         self._report(WorkDone(ending, self._snapshot(), self._usage()))
 

@@ -1,5 +1,6 @@
 """``serve`` and ``dev``: settings, the store they stand on, and the exit status."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -40,12 +41,27 @@ def run_dev(host: str, port: int, *, reload: bool) -> int:
 
 
 async def _serve(host: str, port: int) -> int:
-    return await serve(ServerSettings(), Listen(host=host, port=port))
+    return await serve(ServerSettings(), _listen(host, port))
 
 
 async def _dev(host: str, port: int) -> int:
     async with development_settings() as settings:
-        return await serve(settings, Listen(host=host, port=port))
+        return await serve(settings, _listen(host, port))
+
+
+def _listen(host: str, port: int) -> Listen:
+    return Listen(host=host, port=port, on_listening=lambda _addresses: settle_collector())
+
+
+def settle_collector() -> None:
+    """Take what was loaded so far out of the garbage collector's sight, and let it look less often.
+
+    A full collection walked all of it: measured, 90 to 200 ms during which no stream moved, every few hundred runs.
+    Only for a process that is a replica and nothing else: it concerns the whole process, for good.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
 
 
 @asynccontextmanager
@@ -98,7 +114,10 @@ async def _start(nursery: trio.Nursery, command: list[str], environment: dict[st
 async def _child(
     command: list[str], environment: dict[str, str], *, task_status: trio.TaskStatus[trio.Process]
 ) -> None:
-    process = await trio.lowlevel.open_process(command, env=environment, stdin=subprocess.DEVNULL)
+    # In a session of its own: Ctrl-C is for this process, which tells the child once. Twice would mean: at once.
+    process = await trio.lowlevel.open_process(
+        command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+    )
     task_status.started(process)
     await process.wait()
 

@@ -31,5 +31,14 @@ def first_error(error: BaseException) -> BaseException:
 
 
 def holds_cancelled(error: BaseException) -> bool:
-    """Whether a ``trio.Cancelled`` is among the leaves: such an error must keep travelling up."""
+    """Whether a ``trio.Cancelled`` is among the leaves."""
     return any(isinstance(leaf, trio.Cancelled) for leaf in leaves(error))
+
+
+def must_leave(error: BaseException) -> bool:
+    """Whether ``error`` must keep travelling up: a cancellation, a Ctrl-C or a generator's end is among its leaves.
+
+    Other errors that are no ``Exception`` (``SystemExit``, a foreign loop's cancellation) are somebody's mistake, to be
+    contained where an ``Exception`` would be.
+    """
+    return any(isinstance(leaf, trio.Cancelled | KeyboardInterrupt | GeneratorExit) for leaf in leaves(error))

@@ -12,12 +12,14 @@ from outcome import Error, Outcome, acapture, capture
 class ThreadCall:
     """One call of a sync function in a worker thread.
 
-    A thread cannot be stopped. A cancelled call waits ``grace`` seconds for it, so that most work ends inside its run,
-    then leaves it behind. The limiter's place stays taken until the thread is really done.
+    A thread cannot be stopped. A cancelled call waits ``grace`` seconds for it, so that most work ends inside its
+    run, then leaves it behind; one that never got a thread waits for nothing. The limiter's place stays taken until
+    the thread is really done.
     """
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
+        self._started = False
         self._outcome: Outcome[Any] | None = None
         self._done = trio.Event()
 
@@ -45,13 +47,15 @@ class ThreadCall:
         token = trio.lowlevel.current_trio_token()
 
         def work() -> None:
+            self._started = True
             self._outcome = capture(self._function)
             # The run of the event loop may be over when an abandoned thread ends.
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(self._done.set)
 
         waited = await acapture(partial(trio.to_thread.run_sync, work, abandon_on_cancel=True, limiter=limiter))
-        if isinstance(waited, Error) and isinstance(waited.error, trio.Cancelled):
+        # A call that was still waiting for a thread has nothing to wait for.
+        if self._started and isinstance(waited, Error) and isinstance(waited.error, trio.Cancelled):
             with trio.move_on_after(grace, shield=True):
                 await self._done.wait()
         waited.unwrap()

@@ -71,11 +71,11 @@ class RunRegistry:
             return False
         if stop.kind in entry.told:
             return True
-        entry.told.add(stop.kind)
         try:
             entry.inbox.send_nowait(stop)
         except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
             return False
+        entry.told.add(stop.kind)
         return True
 
     async def wait_empty(self) -> None:

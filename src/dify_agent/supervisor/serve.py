@@ -91,9 +91,13 @@ class Supervisor:
         async with trio.open_nursery() as services:
             for spec in self._services:
                 await services.start(run_service, spec, self._give_up, name=f"service {spec.name}")
-            async with trio.open_nursery() as self._runs:
+            async with trio.open_nursery() as runs:
+                self._runs = runs
                 task_status.started()
-                await trio.sleep_forever()
+                try:
+                    await trio.sleep_forever()
+                finally:
+                    self._runs = None
 
     def _give_up(self, error: ServiceBudgetSpentError) -> None:
         self.failure = self.failure or error
@@ -166,6 +170,11 @@ class Supervisor:
         except (trio.TooSlowError, StoreUnavailableError):
             return "store_unavailable"
         return "ready"
+
+    @property
+    def environment(self) -> RunEnvironment:
+        """What this replica's runs are given."""
+        return self._env
 
     # What the composition root asks.
 

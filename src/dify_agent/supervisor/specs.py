@@ -1,18 +1,11 @@
-"""Restart policy as data: which services there are, and how much trouble each may make."""
+"""Restart policy as data: which services there are, and how much trouble each may make.
+
+Only services are restarted. A run is temporary: its actor is never started again, its failure is its terminal event.
+"""
 
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from enum import StrEnum
-
-
-class Restart(StrEnum):
-    """What follows the end of a child."""
-
-    PERMANENT = "permanent"
-    """Started again, within a budget: services."""
-    TEMPORARY = "temporary"
-    """Never started again: runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +24,6 @@ class ServiceSpec:
 
     name: str
     serve: Callable[..., Awaitable[None]]
-    restart: Restart = Restart.PERMANENT
     budget: RestartBudget = field(default_factory=RestartBudget)
 
 

@@ -16,7 +16,6 @@ LEGAL = {
     ("running", "finalising"),
     ("exiting", "finalising"),
     ("finalising", "done"),
-    ("admitted", "done"),
 }
 
 

@@ -1,9 +1,11 @@
 """Every way a run can end, on a virtual clock: exactly one terminal event, the right one, in bounded time."""
 
 import json
+import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import trio
@@ -11,6 +13,8 @@ from tests.unit.actors.fake_store import FakeRun
 from tests.unit.actors.world import Hooks, history, hooked, model, prompt, text, tools, world
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+from agenton.compositor import LayerProvider
+from agenton.layers import EmptyLayerConfig, EmptyRuntimeState, NoLayerDeps, PlainLayer
 from dify_agent.errors import SchedulerStoppingError
 from dify_agent.store.base import CancelIntent
 
@@ -338,6 +342,87 @@ async def test_teardown_of_everything_still_ends_the_runs(autojump_clock: MockCl
     run = w.run(running)
     assert data(run)["reason"] == "shutdown"
     assert states(run)["hooks"] == "suspended"
+
+
+async def test_teardown_while_a_run_is_finalised_still_writes(autojump_clock: MockClock) -> None:
+    async with world() as w:
+        w.store.before = lambda name: trio.sleep(5 if name == "finalize" else 0)
+        run_id = await w.create(prompt(), model(text()))
+        await trio.sleep(1)
+    assert w.run(run_id).record.status == "succeeded"
+    assert data(w.run(run_id))["output"] == "hi"
+
+
+async def test_teardown_without_a_store_is_bounded(autojump_clock: MockClock) -> None:
+    async with world() as w:
+        run_id = await w.create(prompt(), model(HANG))
+        await trio.sleep(1)
+        w.store.down = True
+        began = trio.current_time()
+    assert trio.current_time() - began == pytest.approx(100, abs=1), "stop, leave the layers, write: once each"
+    assert w.run(run_id).record.status == "running"
+
+
+def in_a_thread(function: Callable[[], Any]) -> LayerProvider[Any]:
+    """A layer type ``test.sync`` with one sync tool ``work``."""
+
+    class SyncTool(PlainLayer[NoLayerDeps, EmptyLayerConfig, EmptyRuntimeState]):
+        type_id: ClassVar[str | None] = "test.sync"
+
+        @property
+        def tools(self) -> list[Callable[..., Any]]:
+            def work() -> Any:
+                return function()
+
+            return [work]
+
+    return LayerProvider.from_layer_type(SyncTool)
+
+
+SYNC = {"name": "sync", "type": "test.sync"}
+CALL_WORK = {"tool_calls": [{"name": "work", "args": {}}]}
+
+
+async def test_a_cancelled_run_with_a_tool_in_a_thread_keeps_its_snapshot() -> None:
+    release = threading.Event()
+    provider = in_a_thread(release.wait)
+    async with world(providers=[provider], cancel_timeout_seconds=0.5) as w:
+        run_id = await w.create(prompt(), history(), SYNC, model(CALL_WORK, text()))
+        while w.environment.tool_threads.borrowed_tokens == 0:
+            await trio.lowlevel.checkpoint()
+        await w.cancel(run_id)
+        try:
+            run = await w.ended(run_id)
+        finally:
+            release.set()
+    assert run.record.status == "cancelled"
+    assert states(run)["history"] == "suspended"
+
+
+async def test_a_cancelled_tool_that_has_no_thread_yet_is_not_waited_for(autojump_clock: MockClock) -> None:
+    provider = in_a_thread(lambda: 1)
+    async with world(providers=[provider]) as w:
+        for _ in range(w.environment.tool_threads.total_tokens):
+            w.environment.tool_threads.acquire_on_behalf_of_nowait(object())
+        run_id = await w.create(prompt(), history(), SYNC, model(CALL_WORK, text()))
+        await trio.sleep(1)
+        began = trio.current_time()
+        await w.cancel(run_id)
+        run = await w.ended(run_id)
+        assert trio.current_time() - began < 0.1
+    assert states(run)["history"] == "suspended"
+
+
+async def test_a_tool_that_exits_the_process_fails_its_run_only(autojump_clock: MockClock) -> None:
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    async with world() as w:
+        sibling = await w.create(prompt(), model({"chunks": 5, "chunk": "x", "delay_ms": 1000}))
+        w.hooks.create = leave
+        run = await w.ended(await w.create(prompt(), hooked(), model(text())))
+        assert data(run)["error"] == "The run's work was ended by SystemExit: 3"
+        assert (await w.ended(sibling)).record.status == "succeeded"
 
 
 async def test_cleanup_run_drops_entries_without_a_layer(autojump_clock: MockClock) -> None:

@@ -94,6 +94,7 @@ class World:
     store: FakeStore
     hooks: Hooks
     publisher: Publisher
+    environment: RunEnvironment
     nursery: trio.Nursery
     """Cancelling it tears the supervisor down."""
 
@@ -188,5 +189,5 @@ async def world(
         supervisor = Supervisor(environment, lease_seconds=15, retention_seconds=7200, services=services)
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.serve)
-            yield World(supervisor, store, hooks, publisher, nursery)
+            yield World(supervisor, store, hooks, publisher, supervisor.environment, nursery)
             nursery.cancel_scope.cancel()

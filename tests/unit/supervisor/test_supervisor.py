@@ -61,6 +61,31 @@ async def test_store_down_is_said_and_leaves_nothing_behind(autojump_clock: Mock
         assert w.store.runs == {}
 
 
+async def test_a_refused_run_is_settled_for_a_bounded_time_only(autojump_clock: MockClock) -> None:
+    async with world() as w:
+        w.store.down = True
+        for _ in range(5):
+            with pytest.raises(StoreUnavailableError):
+                await w.create(prompt(), model(text()))
+        assert w.supervisor.active_runs == 5
+        await trio.sleep(31)
+        assert w.supervisor.active_runs == 0
+
+
+async def test_a_run_that_certainly_was_not_written_leaves_at_once(autojump_clock: MockClock) -> None:
+    async def unreachable(name: str) -> None:
+        if name == "create_run":
+            raise StoreUnavailableError("connection refused", sent=False)
+
+    async with world() as w:
+        w.store.before = unreachable
+        with pytest.raises(StoreUnavailableError):
+            await w.create(prompt(), model(text()))
+        await wait_all_tasks_blocked()
+        assert w.supervisor.active_runs == 0
+        assert w.store.calls["finalize"] == 0
+
+
 async def test_one_lost_create_reply_is_repaired(autojump_clock: MockClock) -> None:
     async with world() as w:
         w.store.lose_replies["create_run"] = 1

@@ -384,12 +384,16 @@ CALL_WORK = {"tool_calls": [{"name": "work", "args": {}}]}
 
 
 async def test_a_cancelled_run_with_a_tool_in_a_thread_keeps_its_snapshot() -> None:
-    release = threading.Event()
-    provider = in_a_thread(release.wait)
+    begun, release = threading.Event(), threading.Event()
+
+    def block() -> None:
+        begun.set()
+        release.wait()
+
+    provider = in_a_thread(block)
     async with world(providers=[provider], cancel_timeout_seconds=0.5) as w:
         run_id = await w.create(prompt(), history(), SYNC, model(CALL_WORK, text()))
-        while w.environment.tool_threads.borrowed_tokens == 0:
-            await trio.lowlevel.checkpoint()
+        await trio.to_thread.run_sync(begun.wait)
         await w.cancel(run_id)
         try:
             run = await w.ended(run_id)

@@ -7,14 +7,13 @@ from contextlib import suppress
 from typing import Any, ClassVar, Final, Self
 
 import trio
-from jsonschema.exceptions import SchemaError
-from jsonschema.validators import Draft202012Validator, validator_for
 from pydantic import JsonValue
 from pydantic_ai.tools import Tool
 
 from agenton.layers import NoLayerDeps, PydanticAILayer
 from dify_agent.errors import DifyAgentError
 from dify_agent.layers.scripted_tools import SCRIPTED_TOOLS_LAYER_TYPE_ID, ScriptedToolConfig, ScriptedToolsLayerConfig
+from dify_agent.protocol.json_schema import compile_schema
 
 
 class ScriptedToolError(DifyAgentError):
@@ -48,9 +47,9 @@ class ScriptedToolsLayer(PydanticAILayer[NoLayerDeps, None, ScriptedToolsLayerCo
 def _make_tool(config: ScriptedToolConfig) -> Tool[None]:
     schema = config.parameters
     try:
-        validator_for(schema, default=Draft202012Validator).check_schema(schema)
-    except SchemaError as error:
-        raise ValueError(f"'parameters' of tool '{config.name}' are no JSON Schema: {error.message}") from error
+        compile_schema(schema)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"'parameters' of tool '{config.name}' are no JSON Schema: {error}") from error
     if schema.get("type", "object") != "object":
         raise ValueError(f"'parameters' of tool '{config.name}' must describe an object")
 

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 
 from dify_agent.actors.environment import RunEnvironment
 from dify_agent.actors.live_log import LiveLog
-from dify_agent.actors.messages import Failed, Stop, StopKind, Succeeded, WorkDone
+from dify_agent.actors.messages import Failed, Interrupted, Stop, StopKind, Succeeded, WorkDone
 from dify_agent.actors.publisher import LogLostError, RunLog
 from dify_agent.errors import Reason, RunNotFoundError, StoreUnavailableError
 from dify_agent.events import envelope
@@ -49,21 +49,23 @@ class Finalizer:
         # Built once: a repeat after a lost reply must be the same transition, or the store could not recognise it.
         self._finished: Terminal | None = None
         self._cancelled: Terminal | None = None
+        self._reduced = False
 
-    async def end(self, done: WorkDone, stop: Stop | None) -> None:
+    async def end(self, done: WorkDone, stop: Stop | None, *, may_be_missing: bool = False) -> None:
         """End the run. While the store is away it is tried again, for as long as this process lives.
 
         Cancelled, it can be called again and goes on where it was: the transition it proposes is built once.
+        ``may_be_missing`` says that a run without a record is nothing to report.
         """
         if stop is not None and stop.kind in _SILENT:
             _log.error("run given up, its log belongs to someone else", run_id=self._run_id, kind=stop.kind)
             return
         pause = RETRY_FIRST_SECONDS
-        while not await self._settled(done, stop):
+        while not await self._settled(done, stop, may_be_missing):
             await trio.sleep(pause)
             pause = min(pause * 2, RETRY_MOST_SECONDS)
 
-    async def _settled(self, done: WorkDone, stop: Stop | None) -> bool:
+    async def _settled(self, done: WorkDone, stop: Stop | None, may_be_missing: bool) -> bool:
         """One try. False when it has to be tried again: the store is away, or a cancellation crossed this ending."""
         try:
             await self._run_log.flushed()
@@ -73,11 +75,27 @@ class Finalizer:
         except LogLostError as lost:
             _log.error("run given up, its log takes no more events", run_id=self._run_id, why=str(lost))
         except RunNotFoundError:
-            _log.error("record_lost: the run's record is gone", run_id=self._run_id)
+            if not may_be_missing:
+                _log.error("record_lost: the run's record is gone", run_id=self._run_id)
+        except Exception as error:  # noqa: BLE001  The actor boundary: a refused ending must not leave the run running.
+            return self._give_up(error) if self._reduced else self._reduce(error)
         else:
             if not outcome.applied and outcome.status == "running":
                 return False
             _log.debug("run ended", run_id=self._run_id, status=outcome.status)
+        return True
+
+    def _reduce(self, error: Exception) -> bool:
+        """The store refuses this very ending (too large for it, say): propose a failure without a snapshot instead."""
+        _log.warning("the run's ending was refused, it is reduced", run_id=self._run_id, exc_info=error)
+        self._reduced = True
+        text = f"The run's ending could not be stored ({error}); its result and its snapshot are lost."
+        self._finished = self._ending_terminal(Failed(text), WorkDone(Interrupted()))
+        self._cancelled = None
+        return False
+
+    def _give_up(self, error: Exception) -> bool:
+        _log.error("run not finalised, it stays running until judged", run_id=self._run_id, exc_info=error)
         return True
 
     async def _write(self, done: WorkDone, stop: Stop | None) -> FinalizeOutcome:
@@ -127,8 +145,9 @@ class Finalizer:
 
     def _cancel_terminal(self, done: WorkDone, intent: CancelIntent) -> Terminal:
         now = datetime.now(UTC)
+        snapshot = None if self._reduced else done.snapshot
         data = RunCancelledEventData(
-            reason=intent.reason, message=intent.message, session_snapshot=done.snapshot, usage=done.usage
+            reason=intent.reason, message=intent.message, session_snapshot=snapshot, usage=done.usage
         )
         try:
             payload = envelope.run_cancelled(self._run_id, now, data)

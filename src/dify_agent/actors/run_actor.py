@@ -85,15 +85,14 @@ class RunActor:
         record = RunStatusResponse(run_id=self._run_id, status="running", created_at=now, updated_at=now)
         finalizer = Finalizer(record, self._env, self._log, self._live)
         done: WorkDone | None = None
+        refused: StoreUnavailableError | None = None
         async with trio.open_nursery() as nursery:
             try:
-                error = await self._create(record)
-                admission.answer(error)
-                if error is None:
+                refused = await self._create(record)
+                admission.answer(refused)
+                if refused is None:
                     done = await self._lead(nursery)
                     await self._end(finalizer, done)
-                else:
-                    await self._settle_refused(finalizer, error)
             except trio.Cancelled:
                 # The supervisor is being torn down, and the work with it: end the run all the same.
                 self._stop = self._stop or Stop(StopKind.SHUTDOWN)
@@ -104,6 +103,8 @@ class RunActor:
                 raise
             # Normally nothing is left; work that ignores cancellation keeps this nursery open, and nothing else.
             nursery.cancel_scope.cancel(reason="the run has ended")
+        if refused is not None:
+            await self._settle_refused(finalizer, refused)
 
     async def _end(self, finalizer: Finalizer, done: WorkDone) -> None:
         if self._lifecycle.phase is not Phase.FINALISING:
@@ -115,13 +116,15 @@ class RunActor:
     async def _settle_refused(self, finalizer: Finalizer, error: StoreUnavailableError) -> None:
         """The caller has heard 503. If the record may exist all the same, nobody executes it: it must not stay running.
 
-        Held meanwhile: nothing of the request, which may be large, and many are refused in an outage.
+        It is no active run any more, so a drain does not wait for it. Held meanwhile: nothing of the request, which may
+        be large, and many are refused in an outage.
         """
         self._work = None
+        self._finished()
         if error.sent:
-            self._stop = Stop(StopKind.STORE_UNAVAILABLE, "while the run was created")
+            stop = Stop(StopKind.STORE_UNAVAILABLE, "while the run was created")
             with trio.move_on_after(self._env.bounds.finalize_timeout_seconds):
-                await self._end(finalizer, WorkDone(Interrupted()))
+                await finalizer.end(WorkDone(Interrupted()), stop, may_be_missing=True)
 
     def _finished(self) -> None:
         self._live.close()

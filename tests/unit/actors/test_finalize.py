@@ -367,3 +367,42 @@ async def test_an_error_text_that_is_no_unicode_still_ends_the_run(autojump_cloc
         await e.finalizer.end(WorkDone(Failed("bad \ud800 text"), SNAPSHOT), None)
         assert e.run.record.status == "failed"
         assert e.data()["error"] == e.run.record.error == "bad \ufffd text"
+
+
+# Endings that the store refuses.
+
+
+@pytest.mark.parametrize("stop", [None, CANCEL])
+async def test_an_ending_the_store_refuses_is_reduced(autojump_clock: MockClock, stop: Stop | None) -> None:
+    async with ending() as e:
+        if stop is CANCEL:
+            e.run.intent = CancelIntent("why", None, datetime.now(UTC))
+
+        async def too_large(name: str) -> None:
+            if name.startswith("finalize") and not e.finalizer._reduced:
+                raise RuntimeError("Protocol error: invalid bulk length")
+
+        e.store.before = too_large
+        await e.finalizer.end(SUCCESS, stop)
+        data = e.data()
+        assert data["session_snapshot"] is None
+        if stop is None:
+            assert "Protocol error: invalid bulk length" in data["error"]
+            assert e.run.record.status == "failed"
+        else:
+            assert data["reason"] == "why"
+            assert e.run.record.status == "cancelled"
+
+
+async def test_a_store_that_refuses_everything_ends_the_actor(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+
+        async def refuse(name: str) -> None:
+            if name == "finalize":
+                raise RuntimeError("no")
+
+        e.store.before = refuse
+        with trio.fail_after(10):
+            await e.finalizer.end(SUCCESS, None)
+        assert e.store.calls["finalize"] == 2
+        assert e.run.record.status == "running"

@@ -54,22 +54,35 @@ async def test_store_down_is_said_and_leaves_nothing_behind(autojump_clock: Mock
         with pytest.raises(StoreUnavailableError):
             await w.create(prompt(), model(text()))
         assert w.store.calls["create_run"] == 2
-        assert w.supervisor.active_runs == 1, "it may have been written: it is settled when the store is back"
         w.store.down = False
         await trio.sleep(5)
         assert w.supervisor.active_runs == 0
         assert w.store.runs == {}
 
 
-async def test_a_refused_run_is_settled_for_a_bounded_time_only(autojump_clock: MockClock) -> None:
+async def test_a_refused_run_is_settled_for_a_bounded_time_and_is_no_active_run(autojump_clock: MockClock) -> None:
     async with world() as w:
         w.store.down = True
         for _ in range(5):
             with pytest.raises(StoreUnavailableError):
                 await w.create(prompt(), model(text()))
-        assert w.supervisor.active_runs == 5
+        await wait_all_tasks_blocked()
+        assert w.supervisor.active_runs == 0, "a drain does not wait for it"
         await trio.sleep(31)
-        assert w.supervisor.active_runs == 0
+        tried = w.store.calls["finalize"]
+        await trio.sleep(60)
+        assert w.store.calls["finalize"] == tried > 0
+
+
+async def test_a_refused_create_that_was_written_does_not_stay_running(autojump_clock: MockClock) -> None:
+    async with world() as w:
+        w.store.lose_replies["create_run"] = 2
+        with pytest.raises(StoreUnavailableError):
+            await w.create(prompt(), model(text()))
+        await trio.sleep(5)
+        (run,) = w.store.runs.values()
+    assert run.types == ["run_failed"]
+    assert b'"reason":"store_unavailable"' in run.events[-1].payload
 
 
 async def test_a_run_that_certainly_was_not_written_leaves_at_once(autojump_clock: MockClock) -> None:

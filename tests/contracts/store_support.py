@@ -111,7 +111,7 @@ class LossyProxy:
     """Stands between client and server on a unix socket and cuts a connection at a chosen reply.
 
     Armed with ``k``, it forwards every request and the next ``k`` replies, then drops the reply after those and cuts:
-    the server has carried out everything. ``stall`` makes it swallow replies without cutting.
+    the server has carried out everything. ``stall`` makes it swallow replies without cutting; ``arm`` can do that, too.
     """
 
     def __init__(self, socket: Path) -> None:
@@ -119,13 +119,15 @@ class LossyProxy:
         self.cuts = 0
         self.stall = False
         self._left: int | None = None
+        self._cut = True
 
     @property
     def url(self) -> str:
         return f"unix://{self.socket}"
 
-    def arm(self, replies: int) -> None:
+    def arm(self, replies: int, *, cut: bool = True) -> None:
         self._left = replies
+        self._cut = cut
 
     def disarm(self) -> None:
         self._left = None
@@ -157,6 +159,9 @@ class LossyProxy:
                     reply, pending = pending[:end], pending[end:]
                     if self._left == 0:
                         self._left = None
+                        if not self._cut:
+                            self.stall = True
+                            continue
                         self.cuts += 1
                         both.cancel(reason="reply lost")
                         return

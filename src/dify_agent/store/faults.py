@@ -24,8 +24,10 @@ _PASSING_CODES = ("OOM", "BUSY", "MISCONF", "MASTERDOWN", "NOREPLICAS", "LOADING
 _MAX_CAUSE = 200
 
 
-def translate(error: Exception) -> Exception:
+def translate(error: Exception, *, sent: bool = True) -> Exception:
     """The domain error for a fault that may pass, else ``error`` itself: a programming error stays one.
+
+    ``sent`` is what the domain error says of the operation: False when the fault came before any of it was sent.
 
     The cause's text comes from the server or the operating system and never holds a credential; commands, whose
     arguments could, are not part of it.
@@ -36,7 +38,7 @@ def translate(error: Exception) -> Exception:
     if not all(_passing(leaf) for leaf in found):
         return error
     first = found[0]
-    return StoreUnavailableError(f"{type(first).__name__}: {first}"[:_MAX_CAUSE])
+    return StoreUnavailableError(f"{type(first).__name__}: {first}"[:_MAX_CAUSE], sent=sent)
 
 
 def _passing(error: BaseException) -> bool:

@@ -29,7 +29,7 @@ from dify_agent.store.base import (
     TailsRead,
     Terminal,
 )
-from dify_agent.store.connections import Argument, Call, Command, Connections, Reply, open_connections
+from dify_agent.store.connections import Argument, Call, Command, Connections, Lane, Reply, open_connections
 from dify_agent.store.keys import Keys
 from dify_agent.store.lua import APPEND, CREATE, FINALIZE, FINALIZE_CANCEL, REQUEST_CANCEL, TOUCH, Script
 from dify_agent.store.urls import parse_store_url
@@ -72,7 +72,7 @@ class RedisRunStore:
         """
         run_id, owned = record.run_id, self._keys.runs(owner.id)
         create = self._call(CREATE, run_id, _record_text(record), f"{owner.epoch}:{owner.id}", self._retention)
-        *_, reply = await self._all(Command(b"SADD", (owned, run_id)), self._expire(owned), create)
+        *_, reply = await self._all(Command(b"SADD", (owned, run_id)), self._expire(owned), create, lane=Lane.RUNS)
         if reply != b"created":
             raise RunExistsError(run_id)
 
@@ -83,7 +83,7 @@ class RedisRunStore:
     async def append(self, batches: Sequence[AppendBatch]) -> Sequence[AppendOutcome | Exception]:
         calls = [self._append_call(batch) for batch in batches]
         try:
-            replies = await self._connections.execute(calls)
+            replies = await self._connections.execute(calls, lane=Lane.SERVICES)
         except StoreUnavailableError as error:
             return [error] * len(batches)
         return [_append_outcome(batch, reply) for batch, reply in zip(batches, replies, strict=True)]
@@ -107,7 +107,7 @@ class RedisRunStore:
     async def _finalize(self, script: Script, terminal: Terminal) -> FinalizeOutcome:
         run_id, record = terminal.run_id, terminal.record
         arguments = (_record_text(record), terminal.payload, terminal.ms, self._max_length, self._retention)
-        (reply,) = await self._all(self._call(script, run_id, *arguments))
+        (reply,) = await self._all(self._call(script, run_id, *arguments), lane=Lane.RUNS)
         word, *rest = _words(reply)
         if word == "applied":
             return FinalizeOutcome(applied=True, status=record.status, event_id=EventId.parse(rest[0]))
@@ -130,7 +130,8 @@ class RedisRunStore:
         found = {}
         for chunk in _chunks(run_ids):
             replies = await self._all(
-                *(Command(b"XRANGE", (self._keys.intent(run_id), "-", "+", "COUNT", 1)) for run_id in chunk)
+                *(Command(b"XRANGE", (self._keys.intent(run_id), "-", "+", "COUNT", 1)) for run_id in chunk),
+                lane=Lane.RUNS,
             )
             for run_id, entries in zip(chunk, replies, strict=True):
                 for _, payload in _entries(entries):
@@ -154,6 +155,7 @@ class RedisRunStore:
             Command(b"SET", (keys.alive(owner.id), owner.epoch, "PX", max(1, round(lease_seconds * 1000)))),
             Command(b"SADD", (keys.owners, owner.id)),
             *map(self._expire, (keys.owners, keys.runs(owner.id), keys.inbox(owner.id), keys.doorbell(owner.id))),
+            lane=Lane.SERVICES,
         )
 
     async def touch_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
@@ -161,11 +163,11 @@ class RedisRunStore:
         owned = self._keys.runs(owner.id)
         for chunk in _chunks(run_ids):
             refresh = (self._call(TOUCH, run_id, self._retention) for run_id in chunk)
-            await self._all(Command(b"SADD", (owned, *chunk)), self._expire(owned), *refresh)
+            await self._all(Command(b"SADD", (owned, *chunk)), self._expire(owned), *refresh, lane=Lane.SERVICES)
 
     async def release_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
         for chunk in _chunks(run_ids):
-            await self._all(Command(b"SREM", (self._keys.runs(owner.id), *chunk)))
+            await self._all(Command(b"SREM", (self._keys.runs(owner.id), *chunk)), lane=Lane.SERVICES)
 
     async def retire(self, owner: Owner) -> None:
         keys = self._keys
@@ -182,7 +184,7 @@ class RedisRunStore:
         inbox = self._keys.inbox(owner.id)
         block = max(1, round(block_seconds * 1000))  # 0 would mean for ever
         read = Command(b"XREAD", ("COUNT", _INBOX_READ, "BLOCK", block, "STREAMS", inbox, after))
-        (reply,) = await self._all(read, block_seconds=block_seconds)
+        (reply,) = await self._all(read, lane=Lane.SERVICES, block_seconds=block_seconds)
         streams = cast("dict[bytes, Any]", reply or {})
         return [(key.decode(), value.decode()) for entries in streams.values() for key, value in _entries(entries)]
 
@@ -194,7 +196,7 @@ class RedisRunStore:
         block = max(1, round(block_seconds * 1000))
         ids = (doorbell, *map(str, positions.values()))
         read = Command(b"XREAD", ("COUNT", _TAIL_READ, "BLOCK", block, "STREAMS", bell, *runs, *ids))
-        (reply,) = await self._all(read, block_seconds=block_seconds)
+        (reply,) = await self._all(read, lane=Lane.SERVICES, block_seconds=block_seconds)
         streams = cast("dict[bytes, Any]", reply or {})
         events = {
             run_id: tuple(StoredEvent(_event_id(entry), payload) for entry, payload in _entries(streams[key]))
@@ -207,11 +209,11 @@ class RedisRunStore:
     async def ring_doorbell(self, owner: Owner) -> None:
         bell = self._keys.doorbell(owner.id)
         add = Command(b"XADD", (bell, "MAXLEN", "~", _DOORBELL_LENGTH, "*", "bell", ""))
-        await self._all(add, self._expire(bell))
+        await self._all(add, self._expire(bell), lane=Lane.SERVICES)
 
-    async def _all(self, *items: Command | Call, block_seconds: float = 0) -> list[Reply]:
+    async def _all(self, *items: Command | Call, lane: Lane = Lane.REQUESTS, block_seconds: float = 0) -> list[Reply]:
         # For operations that stand or fall as one: the first error is raised.
-        replies = await self._connections.execute(items, block_seconds=block_seconds)
+        replies = await self._connections.execute(items, lane=lane, block_seconds=block_seconds)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
@@ -236,7 +238,8 @@ async def open_redis_store(
 ) -> AsyncIterator[RedisRunStore]:
     """Open the store at ``url``; enter it in a task that outlives all its users.
 
-    Nothing is sent yet, so a server that is down shows at the first operation (`RedisRunStore.ping`).
+    Nothing is sent yet, so a server that is down shows at the first operation (`RedisRunStore.ping`). A cancellation
+    from outside leaves the store working until the body has ended (`open_connections`).
 
     Args:
         url: see `dify_agent.store.urls`.
@@ -244,7 +247,8 @@ async def open_redis_store(
         retention_seconds: TTL of every key but the lease.
         max_length: approximate length limit of each run's log, in events.
         command_timeout: seconds for one round trip, waiting for a connection included; blocking reads add to it.
-        max_connections: further callers wait.
+        max_connections: further callers wait. Seven are for the services and for what begins and ends runs; the rest,
+            at least one, is for everything else.
 
     Raises:
         ValueError: unusable URL, prefix or number, or a kind of deployment not supported yet. Never repeats the URL.

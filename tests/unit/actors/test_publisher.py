@@ -3,12 +3,23 @@
 from collections.abc import Sequence
 
 import pytest
+import structlog
 import trio
-from tests.unit.actors.logs import desk, payload
+from tests.unit.actors.logs import Desk, desk, payload
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dify_agent.actors.messages import StopKind
-from dify_agent.actors.publisher import BATCH_BYTES, BATCH_EVENTS, PIPELINE_RUNS, LogLostError, Publisher
+from dify_agent.actors.publisher import (
+    BATCH_BYTES,
+    BATCH_EVENTS,
+    PIPELINE_BYTES,
+    PIPELINE_RUNS,
+    LogLostError,
+    Publisher,
+    RunLog,
+    batch_bytes,
+)
+from dify_agent.errors import StoreUnavailableError
 from dify_agent.store.base import AppendBatch, AppendOutcome, RecordUnreadableError
 
 
@@ -104,6 +115,46 @@ async def test_a_busy_run_does_not_keep_others_waiting(autojump_clock: MockClock
         await late.log.flushed()
         d.store.before = None
         assert d.store.calls["append"] <= 3, "served by the second; the third may have begun"
+
+
+def spoil(d: Desk, *run_ids: str) -> list[list[str]]:
+    """Make these runs' batches fail with an error that may pass, for ever; gives each round trip's runs."""
+    real_append = d.store.append
+    sent: list[list[str]] = []
+
+    async def append(batches: Sequence[AppendBatch]) -> Sequence[AppendOutcome | Exception]:
+        sent.append([batch.run_id for batch in batches])
+        good = [batch for batch in batches if batch.run_id not in run_ids]
+        outcomes = iter(await real_append(good))
+        return [StoreUnavailableError("OOM") if batch.run_id in run_ids else next(outcomes) for batch in batches]
+
+    d.store.append = append  # type: ignore[method-assign]
+    return sent
+
+
+async def test_a_round_trip_is_bounded_in_bytes_so_that_a_slow_link_gets_done(autojump_clock: MockClock) -> None:
+    """A link of 1 MB/s with the store's time limit of 5 s: what does not fit into that is never written."""
+    async with desk(queue_bytes=1 << 30) as d:
+        real_append = d.store.append
+        sent: list[str] = []
+
+        async def append(batches: Sequence[AppendBatch]) -> Sequence[AppendOutcome | Exception]:
+            size = sum(batch_bytes(batch) for batch in batches)
+            assert size <= PIPELINE_BYTES + BATCH_BYTES + 100
+            with trio.move_on_after(5):
+                await trio.sleep(size / 1e6)
+                sent.extend(batch.run_id for batch in batches)
+                return await real_append(batches)
+            raise StoreUnavailableError("no answer within 5 s")
+
+        d.store.append = append  # type: ignore[method-assign]
+        logs = [d.open(f"run{n}") for n in range(10)]
+        for log in logs:
+            log.offer("x" * BATCH_BYTES)
+        with trio.fail_after(11):
+            for log in logs:
+                await log.log.flushed()
+        assert sent == [f"run{n}" for n in range(10)]
 
 
 # Budgets.
@@ -230,6 +281,100 @@ async def test_two_short_outages_are_not_one_long_one(autojump_clock: MockClock)
         assert log.told == []
 
 
+async def test_a_run_whose_batch_is_never_taken_stops_alone(autojump_clock: MockClock) -> None:
+    async with desk(outage_seconds=60) as d:
+        bad, good, late = d.open("bad"), d.open("good"), d.open("late")
+        sent = spoil(d, "bad")
+        bad.offer("x")
+        for n in range(590):
+            good.offer(f"{n}")
+            with trio.fail_after(0.01):  # the bad one's pauses are not its siblings'
+                await good.log.flushed()
+            await trio.sleep(0.1)
+        assert bad.told == []
+        await trio.sleep(3)
+        late.offer("y")
+        await late.log.flushed()
+        assert bad.told == [(StopKind.STORE_UNAVAILABLE, "for 60 s")]
+        assert good.told == late.told == []
+        assert sum("bad" in runs for runs in sent) < 80, "it is not sent again with every round trip"
+
+
+async def test_runs_that_have_events_during_anothers_trouble_are_not_blamed(autojump_clock: MockClock) -> None:
+    async with desk(outage_seconds=60) as d:
+        bad, good = d.open("bad"), d.open("good")
+        spoil(d, "bad")
+        real_append = d.store.append
+
+        async def append(batches: Sequence[AppendBatch]) -> Sequence[AppendOutcome | Exception]:
+            if [batch.run_id for batch in batches] == ["bad"] and good.log.idle:
+                good.offer("in the middle of a round trip without any answer")
+            return await real_append(batches)
+
+        d.store.append = append  # type: ignore[method-assign]
+        bad.offer("x")
+        await trio.sleep(100)
+        assert len(bad.told) == 1
+        assert good.told == []
+
+
+async def test_an_outage_reaches_more_runs_than_a_round_trip_holds_in_time(autojump_clock: MockClock) -> None:
+    async with desk(outage_seconds=60) as d:
+
+        async def hang(name: str) -> None:
+            await trio.sleep(5)
+            raise StoreUnavailableError("no answer within 5 s")
+
+        d.store.before = hang
+        logs = [d.open(f"run{n}") for n in range(8 * PIPELINE_RUNS)]
+        for log in logs:
+            log.offer("x")
+        await trio.sleep(60)
+        assert all(log.told == [] for log in logs)
+        await trio.sleep(15)
+        assert all(log.told == [(StopKind.STORE_UNAVAILABLE, "for 60 s")] for log in logs)
+        d.store.before = None
+        with trio.fail_after(10):
+            for log in logs:
+                await log.log.flushed()
+
+
+async def test_runs_that_are_about_to_be_written_again_are_not_stopped(autojump_clock: MockClock) -> None:
+    """The store is back just in time, but slow: what waits for its turn is not lost any more."""
+    async with desk(outage_seconds=60) as d:
+        logs = [d.open(f"run{n}") for n in range(4 * PIPELINE_RUNS)]
+        d.store.down = True
+        for log in logs:
+            log.offer("x")
+
+        async def slowly(name: str) -> None:
+            await trio.sleep(3)
+
+        await trio.sleep(55)
+        d.store.before = slowly
+        d.store.down = False
+        for log in logs:
+            await log.log.flushed()
+        assert trio.current_time() > 65
+        assert all(log.told == [] for log in logs)
+
+
+async def test_trouble_and_its_end_are_logged_once(autojump_clock: MockClock) -> None:
+    async with desk(outage_seconds=60) as d:
+        logs = [d.open(f"run{n}") for n in range(3)]
+        with structlog.testing.capture_logs() as lines:
+            d.store.down = True
+            for _ in range(20):
+                for log in logs:
+                    log.offer("x")
+                await trio.sleep(1)
+            d.store.down = False
+            for log in logs:
+                await log.log.flushed()
+        trouble = [(line["log_level"], line["event"]) for line in lines if line["log_level"] != "debug"]
+        assert trouble == [("warning", "store unavailable, events are queued"), ("info", "store is back")]
+
+
 @pytest.mark.parametrize(
     ("spoil", "kind"),
     [
@@ -303,6 +448,85 @@ async def test_a_restarted_publisher_sends_what_was_in_flight_again(autojump_clo
         await d.nursery.start(d.publisher.serve)
         await log.log.flushed()
         assert d.texts("one") == ["a", "b", "c"]
+
+
+async def test_a_crash_between_the_answers_loses_nothing(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with desk(serve=False) as d:
+        one, two = d.open("one"), d.open("two")
+        one.offer("a")
+        two.offer("b")
+        with trio.fail_after(1):
+            async with trio.open_nursery() as waiting:
+                waiting.start_soon(one.log.flushed)
+                waiting.start_soon(two.log.flushed)
+                await wait_all_tasks_blocked()
+                with monkeypatch.context() as patch:
+                    patch.setattr(two.live, "extend", lambda events: 1 / 0)
+                    with pytest.raises(ZeroDivisionError):
+                        await d.publisher.serve()
+                await d.nursery.start(d.publisher.serve)
+        two.offer("d")
+        with trio.fail_after(1):
+            await two.log.flushed()
+        assert d.texts("one") == ["a"]
+        assert d.texts("two") == ["b", "d"]
+
+
+async def test_given_up_it_keeps_nobody_waiting(autojump_clock: MockClock) -> None:
+    async with desk(serve=False, queue_bytes=16_000) as d:
+        in_flight, waiting, idle = d.open("in flight"), d.open("waiting"), d.open("idle")
+
+        async def fail(name: str) -> None:
+            raise RuntimeError("a bug")
+
+        d.store.before = fail
+        in_flight.offer("x" * 2000)
+        with pytest.raises(RuntimeError):
+            await d.publisher.serve()
+        in_flight.offer("y")
+        waiting.offer("z" * 2000)
+        ended: list[str] = []
+
+        async def wait(run_id: str, log: RunLog) -> None:
+            await log.wait_for_room()
+            await log.flushed()
+            ended.append(run_id)
+
+        d.nursery.start_soon(wait, "in flight", in_flight.log)
+        d.nursery.start_soon(wait, "waiting", waiting.log)
+        await wait_all_tasks_blocked()
+        assert ended == []
+        d.publisher.give_up()
+        d.publisher.give_up()
+        await wait_all_tasks_blocked()
+        assert sorted(ended) == ["in flight", "waiting"]
+        late = d.open("late")
+        for log in (in_flight, waiting, idle, late):
+            log.offer("dropped")
+            with trio.fail_after(1):
+                await log.log.flushed()
+            assert [kind for kind, _ in log.told] == [StopKind.STORE_UNAVAILABLE]
+        assert d.publisher.budget.used == 0
+
+
+async def test_giving_up_changes_nothing_for_logs_that_are_lost_already(autojump_clock: MockClock) -> None:
+    async with desk(outage_seconds=60) as d:
+        sealed, waiting = d.open("sealed"), d.open("waiting")
+        d.store.runs["sealed"].record = d.store.runs["sealed"].record.model_copy(update={"status": "failed"})
+        sealed.offer("x")
+        with pytest.raises(LogLostError):
+            await sealed.log.flushed()
+        d.store.down = True
+        waiting.offer("x")
+        await trio.sleep(70)
+        d.nursery.cancel_scope.cancel()
+        d.publisher.give_up()
+        assert [kind for kind, _ in sealed.told] == [StopKind.SEALED]
+        assert waiting.told == [(StopKind.STORE_UNAVAILABLE, "for 60 s")], "told once, with the first reason"
+        with pytest.raises(LogLostError):
+            await sealed.log.flushed()
 
 
 async def test_a_batch_whose_reply_was_cut_off_is_sent_again_unchanged(autojump_clock: MockClock) -> None:

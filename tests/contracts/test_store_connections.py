@@ -1,0 +1,232 @@
+"""Whose connections they are: lanes, time limits that keep what was answered, and a life as long as the body's."""
+
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from tests.contracts.store_support import (
+    MS,
+    OWNER,
+    batch,
+    events,
+    intent,
+    lossy_proxy,
+    run_id,
+    running,
+    terminal,
+    texts,
+    whole_log,
+)
+
+from dify_agent.errors import StoreUnavailableError
+from dify_agent.protocol.event_id import START, EventId
+from dify_agent.store.connections import RUN_CONNECTIONS, SERVICE_CONNECTIONS, Command, Lane, open_connections
+from dify_agent.store.keys import Keys
+from dify_agent.store.redis import RedisRunStore, open_redis_store
+from dify_agent.store.urls import parse_store_url
+
+LIMIT = SERVICE_CONNECTIONS + RUN_CONNECTIONS + 2
+
+
+def clients(witness):
+    """Ids of the store's connections, as the server sees them."""
+    return {client["id"] for client in witness.client_list() if client["lib-name"] == "coredis"}
+
+
+async def all_gone(witness, ids):
+    with trio.fail_after(2):
+        while ids:
+            await trio.lowlevel.checkpoint()
+            ids = ids & clients(witness)
+
+
+# Time limits.
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param((True, 2, 2), id="loaded"),
+        pytest.param((False, 4 + 2, 2), id="flushed"),
+        pytest.param((False, 2, 0), id="before the source was sent"),
+    ],
+)
+async def test_what_was_answered_in_time_stands(store, witness, store_server, prefix, case):
+    loaded, replies, known = case
+    async with (
+        lossy_proxy(store_server.socket) as proxy,
+        open_redis_store(proxy.url, prefix=prefix, retention_seconds=600, command_timeout=0.2) as far,
+    ):
+        runs = [run_id() for _ in range(4)]
+        for run in runs:
+            await store.create_run(running(run), OWNER)
+        assert await far.append([batch(run, START, *events(1, 1)) for run in runs]) == ["appended"] * 4
+        batches = [batch(run, EventId(MS, 1), *events(2, 3)) for run in runs]
+        if not loaded:
+            witness.script_flush()
+        proxy.arm(replies, cut=False)
+        outcomes = await far.append(batches)
+        assert outcomes[:known] == ["appended"] * known
+        assert [type(outcome) for outcome in outcomes[known:]] == [StoreUnavailableError] * (4 - known)
+        assert all(outcome.sent for outcome in outcomes[known:])
+        proxy.stall = False
+        assert await far.append(batches) == ["appended"] * 4
+        for run in runs:
+            assert texts(await whole_log(store, run)) == texts(events(1, 3))
+
+
+async def test_without_a_connection_nothing_was_sent(store_server, prefix):
+    async with open_redis_store(f"unix://{store_server.socket}-none", prefix=prefix) as store:
+        with pytest.raises(StoreUnavailableError) as caught:
+            await store.ping()
+        assert not caught.value.sent
+        (outcome,) = await store.append([batch(run_id(), START, *events(1, 1))])
+        assert not outcome.sent
+
+
+async def test_without_an_answer_it_is_unknown_and_in_the_queue_nothing_was_sent(store_server, prefix):
+    url = parse_store_url(store_server.url)
+    outcomes = []
+
+    async def call(connections):
+        try:
+            outcomes.extend(await connections.execute([Command(b"BLPOP", (f"{prefix}:none", 5))]))
+        except StoreUnavailableError as error:
+            outcomes.append(error)
+
+    async with open_connections(url, limit=LIMIT, timeout=0.1) as connections, trio.open_nursery() as nursery:
+        for _ in range(4):  # two have a connection, two wait for one
+            nursery.start_soon(call, connections)
+    assert sorted((outcome.sent, outcome.cause) for outcome in outcomes) == [
+        (False, "no connection within 0.1 s"),
+        (False, "no connection within 0.1 s"),
+        (True, "no answer within 0.1 s"),
+        (True, "no answer within 0.1 s"),
+    ]
+
+
+# Lanes.
+
+
+@asynccontextmanager
+async def crowded(store_server, prefix, lane):
+    """A store with a hundred callers in one lane, each of whom the server keeps waiting."""
+    wait = [Command(b"BLPOP", (f"{prefix}:none", 30))]
+    async with open_connections(parse_store_url(store_server.url), limit=LIMIT, timeout=5) as connections:
+        store = RedisRunStore(connections, Keys(prefix), retention_seconds=600, max_length=100)
+        async with trio.open_nursery() as nursery:
+            for _ in range(100):
+                nursery.start_soon(lambda: connections.execute(wait, lane=lane, block_seconds=30))
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            yield store
+            nursery.cancel_scope.cancel(reason="test over")
+
+
+async def test_a_crowd_of_requests_holds_up_neither_services_nor_runs(store_server, prefix):
+    run, other = run_id(), run_id()
+    async with crowded(store_server, prefix, Lane.REQUESTS) as store:
+        with trio.move_on_after(0.05) as asked:
+            await store.ping()
+        assert asked.cancelled_caught, "there is no crowd"
+        with trio.fail_after(2):
+            await store.create_run(running(run), OWNER)
+            await store.create_run(running(other), OWNER)
+            await store.heartbeat(OWNER, 30)
+            await store.touch_runs(OWNER, [run, other])
+            assert await store.append([batch(run, START, *events(1, 2))]) == ["appended"]
+            assert await store.read_intents([run, other]) == {}
+            await store.ring_doorbell(OWNER)
+            assert (await store.read_tails(OWNER, {run: START}, "0-0", 1)).events.keys() == {run}
+            assert await store.read_inbox(OWNER, "0-0", 0.001) == []
+            assert (await store.finalize(terminal(run, "failed"))).applied
+            assert not (await store.finalize_cancel(terminal(other, "cancelled"))).applied
+            await store.release_runs(OWNER, [run, other])
+
+
+async def test_a_crowd_of_runs_does_not_hold_up_the_services(store_server, prefix):
+    async with crowded(store_server, prefix, Lane.RUNS) as store:
+        with trio.move_on_after(0.05) as asked:
+            await store.create_run(running(run_id()), OWNER)
+        assert asked.cancelled_caught, "there is no crowd"
+        with trio.fail_after(2):
+            await store.heartbeat(OWNER, 30)
+            assert await store.append([batch(run_id(), START, *events(1, 1))]) == ["missing"]
+            await store.ping()
+
+
+async def test_every_service_has_a_connection_although_two_wait(store_server, prefix):
+    """The inbox and the hub block on theirs; the other services never wait for one, nor for each other."""
+    async with open_redis_store(store_server.url, prefix=prefix, max_connections=LIMIT) as store:
+        async with trio.open_nursery() as nursery:
+            for _ in range(SERVICE_CONNECTIONS - 1):
+                nursery.start_soon(store.read_inbox, OWNER, "0-0", 30)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            with trio.fail_after(1):
+                await store.heartbeat(OWNER, 30)
+            nursery.cancel_scope.cancel(reason="test over")
+
+
+async def test_a_limit_that_leaves_none_for_requests_is_refused():
+    with pytest.raises(ValueError, match="at least 8"):
+        async with open_redis_store("redis://localhost", max_connections=7):
+            pass
+
+
+# Life.
+
+
+async def test_cancelled_from_outside_it_works_until_the_body_has_ended(store_server, prefix, witness):
+    run = run_id()
+    done = False
+    with trio.CancelScope() as outer:
+        async with open_redis_store(store_server.url, prefix=prefix) as store:
+            await store.create_run(running(run), OWNER)
+            before = clients(witness)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(store.read_inbox, OWNER, "0-0", 30)
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                outer.cancel(reason="test")
+                with trio.move_on_after(5, shield=True):
+                    assert await store.append([batch(run, START, *events(1, 2))]) == ["appended"]
+                    for client in before:
+                        witness.client_kill_filter(_id=client)
+                    await all_gone(witness, before)
+                    # On connections that are opened only now.
+                    assert await store.append([batch(run, EventId(MS, 2), *events(3, 3))]) == ["appended"]
+                    assert (await store.request_cancel(run, intent())).status == "running"
+                    assert (await store.finalize_cancel(terminal(run, "cancelled"))).applied
+                    after = clients(witness)
+                    done = True
+    assert done
+    assert outer.cancelled_caught
+    assert after
+    await all_gone(witness, after)
+
+
+async def test_callers_without_a_shield_are_cancelled(store_server, prefix):
+    with trio.fail_after(2), trio.CancelScope() as outer:
+        async with open_redis_store(store_server.url, prefix=prefix) as store, trio.open_nursery() as nursery:
+            nursery.start_soon(store.read_inbox, OWNER, "0-0", 30)
+            await store.ping()
+            outer.cancel(reason="test")
+    assert outer.cancelled_caught
+
+
+async def test_a_body_that_fails_leaves_nothing_behind(store_server, prefix, witness):
+    with trio.fail_after(2), pytest.RaisesGroup(ZeroDivisionError):
+        async with open_redis_store(store_server.url, prefix=prefix) as store:
+            await store.ping()
+            opened = clients(witness)
+            raise ZeroDivisionError
+    assert opened
+    await all_gone(witness, opened)
+
+
+async def test_opening_in_a_cancelled_scope_is_cancelled():
+    entered = False
+    with trio.fail_after(2), trio.CancelScope() as scope:
+        scope.cancel(reason="test")
+        async with open_redis_store("redis://localhost"):
+            entered = True
+    assert scope.cancelled_caught
+    assert not entered

@@ -21,6 +21,9 @@ def no_threads_left() -> Iterator[None]:
         for thread in threading.enumerate()
         if thread not in before and thread.is_alive() and not thread.name.startswith("Trio thread")
     ]
+    for thread in left:
+        thread.join(1)  # one that was just told to end
+    left = [thread for thread in left if thread.is_alive() and not thread.name.startswith("Trio thread")]
     assert not left, f"threads left running: {left}"
 
 

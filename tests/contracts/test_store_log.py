@@ -234,3 +234,26 @@ async def test_out_of_memory_refuses_transitions_whole(bare_store, witness, pref
     finally:
         witness.config_set("maxmemory", "0")
     assert {key async for key in keys_of(witness, prefix)} == before
+
+
+def large(n, size):
+    return type(event(1))(EventId(MS, n), b'{"type":"pydantic_ai_event","t":"' + b"x" * size + b'"}')
+
+
+async def test_a_page_is_bounded_in_bytes_and_always_goes_on(store, run):
+    sizes = [10, 10, 10, 10, 10, 50_000, 50_000, 500_000, 10, 200_000, 10]
+    items = [large(n, size) for n, size in enumerate(sizes, 1)]
+    await store.append([batch(run, START, *items)])
+    pages, cursor = [], START
+    while page := (await store.read_events(run, cursor, 100, 120_000)).events:
+        pages.append([item.id.n for item in page])
+        cursor = page[-1].id
+    assert pages == [[1, 2, 3, 4, 5, 6, 7], [8], [9], [10], [11]]
+    assert [item.id.n for item in (await store.read_events(run, START, 3, 1)).events] == [1]
+
+
+async def test_a_page_of_small_events_is_bounded_in_number(store, run):
+    await store.append([batch(run, START, *events(1, 90))])
+    for limit in (1, 3, 4, 5, 20, 21, 89, 90, 100):
+        page = await store.read_events(run, START, limit)
+        assert texts(page.events) == texts(events(1, min(limit, 90)))

@@ -216,6 +216,8 @@ def _stopped_failure(stop: Stop) -> Failed:
                 f"The run store was unavailable {stop.detail} (DIFY_AGENT_STORE_OUTAGE_SECONDS); the run was stopped."
             )
             return Failed(text, reason=Reason.STORE_UNAVAILABLE)
+        case StopKind.REFUSED:
+            return Failed(f"The store refused an event of this run ({stop.detail}); the run was stopped.")
         case _:
             return Failed(f"The run was stopped ({stop.kind}).")
 

@@ -21,6 +21,8 @@ class StopKind(StrEnum):
     """Nobody can tell this run that it was cancelled."""
     SEALED = "sealed"
     """The log was closed by someone else (a verdict on a slow owner): stop, write nothing."""
+    REFUSED = "refused"
+    """The store refuses one of this run's events for good (too large for it, say)."""
     RECORD_LOST = "record_lost"
     """The record is gone (expired, FLUSHALL): stop, write nothing."""
 

@@ -24,7 +24,7 @@ from dify_agent.actors.messages import StopKind
 from dify_agent.concurrency.channels import ByteBudget
 from dify_agent.errors import StoreUnavailableError
 from dify_agent.protocol.event_id import START, EventId
-from dify_agent.store.base import AppendBatch, AppendOutcome, RunStore, StoredEvent
+from dify_agent.store.base import AppendBatch, AppendOutcome, RecordUnreadableError, RunStore, StoredEvent
 
 BATCH_EVENTS: Final = 256
 BATCH_BYTES: Final = 1 << 20
@@ -45,6 +45,10 @@ _LOST: Final[dict[AppendOutcome, StopKind]] = {
     "gap": StopKind.RECORD_LOST,
     "missing": StopKind.RECORD_LOST,
 }
+
+
+_ENDABLE: Final = (StopKind.STORE_UNAVAILABLE, StopKind.REFUSED)
+"""Losses after which the terminal transition may still be tried."""
 
 
 class LogLostError(Exception):
@@ -92,14 +96,14 @@ class RunLog:
             await self._publisher.budget.wait_for_room()
 
     async def flushed(self) -> None:
-        """Return when every offered event is stored, or was dropped because the publisher was given up.
+        """Return when every offered event is stored, or was dropped and the run can still be ended.
 
         Raises:
             LogLostError: the log belongs to someone else or is gone: nothing must be written to the run any more.
         """
         while self.lost is None and not self.idle:
             await self._settled.park()
-        if self.lost is not None and self.lost is not StopKind.STORE_UNAVAILABLE:
+        if self.lost is not None and self.lost not in _ENDABLE:
             raise LogLostError(self.lost)
 
     def close(self) -> None:
@@ -131,7 +135,8 @@ class RunLog:
     def refuse(self, error: Exception) -> None:
         """Take a refusal that no repeat would change for the batch in flight."""
         self._land()
-        self.lose(StopKind.RECORD_LOST, str(error))
+        unreadable = isinstance(error, RecordUnreadableError)
+        self.lose(StopKind.RECORD_LOST if unreadable else StopKind.REFUSED, str(error))
 
     def lose(self, kind: StopKind, detail: str) -> None:
         """Give the log up: drop what waits, tell the actor."""

@@ -7,11 +7,15 @@ to `StoreUnavailableError`. Payloads are finished JSON text: a store never parse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from dify_agent.errors import DifyAgentError
 from dify_agent.protocol.event_id import EventId
 from dify_agent.protocol.schemas import RunStatus, RunStatusResponse
+
+DEFAULT_PAGE_BYTES: Final = 128 * 1024
+"""What one reader may hold at a time. A log has events of a hundred bytes and of ten million; counting them bounds
+nothing."""
 
 _TYPE_MARK = b'"type":"'
 
@@ -184,8 +188,11 @@ class RunStore(Protocol):
     async def read_intents(self, run_ids: Sequence[str]) -> dict[str, CancelIntent]:
         """The accepted intents among many runs: the sweep."""
 
-    async def read_events(self, run_id: str, after: EventId, limit: int) -> EventPage:
-        """At most ``limit`` events strictly after ``after``, oldest first.
+    async def read_events(
+        self, run_id: str, after: EventId, limit: int, max_bytes: int = DEFAULT_PAGE_BYTES
+    ) -> EventPage:
+        """Events strictly after ``after``, oldest first: at most ``limit``, and ``max_bytes`` of payload or the first
+        one.
 
         Raises:
             RunNotFoundError: the run has no record.

@@ -15,6 +15,7 @@ _PASSING_TYPES = (
     coredis_errors.ExecAbortError,
     coredis_errors.AuthenticationError,  # a rotated password: the operator's to mend, not the run's fault
     coredis_errors.AuthorizationError,
+    coredis_errors.InvalidResponse,  # what answers is no Redis, or a proxy's error page
     OSError,  # includes TimeoutError
     trio.TooSlowError,
     trio.BrokenResourceError,

@@ -16,6 +16,7 @@ from dify_agent.errors import RunNotFoundError, StoreUnavailableError
 from dify_agent.protocol.event_id import EventId
 from dify_agent.protocol.schemas import RunStatus, RunStatusResponse
 from dify_agent.store.base import (
+    DEFAULT_PAGE_BYTES,
     AppendBatch,
     AppendOutcome,
     CancelIntent,
@@ -31,13 +32,13 @@ from dify_agent.store.base import (
 )
 from dify_agent.store.connections import Argument, Call, Command, Connections, Lane, Reply, open_connections
 from dify_agent.store.keys import Keys
-from dify_agent.store.lua import APPEND, CREATE, FINALIZE, FINALIZE_CANCEL, REQUEST_CANCEL, TOUCH, Script
+from dify_agent.store.lua import APPEND, CREATE, FINALIZE, FINALIZE_CANCEL, READ, REQUEST_CANCEL, TOUCH, Script
 from dify_agent.store.urls import parse_store_url
 
 _INBOX_LENGTH = 1000
 _INBOX_READ = 100
-_TAIL_READ = 100
-"""Events per run and read: a page."""
+_TAIL_READ = 16
+"""Events per run and read. Small: a read may bring them for each of many runs."""
 _DOORBELL_LENGTH = 10
 _SWEEP = 500
 """Runs per round trip in operations over many runs, so that none holds the server for long."""
@@ -138,15 +139,16 @@ class RedisRunStore:
                     found[run_id] = _read_intent(payload)
         return found
 
-    async def read_events(self, run_id: str, after: EventId, limit: int) -> EventPage:
-        read = [Command(b"GET", (self._keys.record(run_id),))]
-        if after < _LAST and limit > 0:  # nothing lies behind the last id, and Redis refuses the question
-            read.append(Command(b"XRANGE", (self._keys.events(run_id), f"({after}", "+", "COUNT", limit)))
-        *_, reply = await self._all(Command(b"MULTI"), *read, Command(b"EXEC"))
-        record, *entries = cast("list[Any]", reply)
+    async def read_events(
+        self, run_id: str, after: EventId, limit: int, max_bytes: int = DEFAULT_PAGE_BYTES
+    ) -> EventPage:
+        # Nothing lies behind the last id, and Redis refuses the question.
+        wanted = limit if after < _LAST else 0
+        (reply,) = await self._all(self._call(READ, run_id, str(after), wanted, max_bytes))
+        record, entries = cast("list[Any]", reply)
         if record is None:
             raise RunNotFoundError(run_id)
-        events = (StoredEvent(_event_id(key), payload) for page in entries for key, payload in _entries(page))
+        events = (StoredEvent(_event_id(key), payload) for key, payload in _entries(entries))
         return EventPage(status=_read_record(run_id, record).status, events=tuple(events))
 
     async def heartbeat(self, owner: Owner, lease_seconds: float) -> None:

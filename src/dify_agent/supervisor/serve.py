@@ -31,6 +31,7 @@ from dify_agent.supervisor.tails import PAGE, LogTail
 READY_SECONDS: Final = 2.0
 """The store must answer within this for the replica to be ready (decision R22)."""
 
+PUBLISHER: Final = "publisher"
 OBSERVERS: Final = ("cancel inbox", "cancel sweep")
 
 _log = structlog.get_logger()
@@ -74,7 +75,7 @@ class Supervisor:
         )
         return (
             ServiceSpec(name="heartbeat", serve=heartbeat.serve),
-            ServiceSpec(name="publisher", serve=env.publisher.serve),
+            ServiceSpec(name=PUBLISHER, serve=env.publisher.serve),
             ServiceSpec(name="flush timer", serve=env.flush_timer.serve),
             ServiceSpec(name="cancel inbox", serve=observer.watch_inbox),
             ServiceSpec(name="cancel sweep", serve=observer.sweep),
@@ -102,6 +103,8 @@ class Supervisor:
     def _give_up(self, error: ServiceBudgetSpentError) -> None:
         self.failure = self.failure or error
         self.failed.set()
+        if error.service == PUBLISHER:
+            self._env.publisher.give_up()
         if error.service in OBSERVERS:
             # Nobody can tell these runs any more that they were cancelled (protocol 6.3, S3).
             for run_id in self._registry.run_ids():

@@ -13,6 +13,7 @@ from dify_agent.errors import RunNotFoundError, StoreUnavailableError
 from dify_agent.protocol.event_id import START, EventId
 from dify_agent.protocol.schemas import RunStatusResponse
 from dify_agent.store.base import (
+    DEFAULT_PAGE_BYTES,
     AppendBatch,
     AppendOutcome,
     CancelIntent,
@@ -166,10 +167,18 @@ class FakeStore:
         found = {run_id: self.runs[run_id].intent for run_id in run_ids if run_id in self.runs}
         return {run_id: intent for run_id, intent in found.items() if intent is not None}
 
-    async def read_events(self, run_id: str, after: EventId, limit: int) -> EventPage:
+    async def read_events(
+        self, run_id: str, after: EventId, limit: int, max_bytes: int = DEFAULT_PAGE_BYTES
+    ) -> EventPage:
         await self._enter("read_events")
         run = self._run(run_id)
-        return EventPage(run.record.status, tuple(event for event in run.events if event.id > after)[:limit])
+        found: list[StoredEvent] = []
+        for event in [event for event in run.events if event.id > after][:limit]:
+            size = sum(len(earlier.payload) for earlier in found) + len(event.payload)
+            if found and size > max_bytes:
+                break
+            found.append(event)
+        return EventPage(run.record.status, tuple(found))
 
     async def heartbeat(self, owner: Owner, lease_seconds: float) -> None:
         await self._enter("heartbeat")

@@ -16,7 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from agenton.compositor import LayerProvider
 from agenton.layers import EmptyLayerConfig, EmptyRuntimeState, NoLayerDeps, PlainLayer
 from dify_agent.errors import SchedulerStoppingError
-from dify_agent.store.base import CancelIntent
+from dify_agent.store.base import AppendBatch, CancelIntent
 
 HANG = {"hang": True}
 
@@ -391,7 +391,7 @@ async def test_a_cancelled_run_with_a_tool_in_a_thread_keeps_its_snapshot() -> N
         release.wait()
 
     provider = in_a_thread(block)
-    async with world(providers=[provider], cancel_timeout_seconds=0.5) as w:
+    async with world(providers=[provider], cancel_timeout_seconds=2) as w:
         run_id = await w.create(prompt(), history(), SYNC, model(CALL_WORK, text()))
         await trio.to_thread.run_sync(begun.wait)
         await w.cancel(run_id)
@@ -472,3 +472,18 @@ async def test_teardown_leaves_time_to_finalise_a_run_whose_work_ignores_it(auto
             await w.ended(run_id)
         assert trio.current_time() - began == pytest.approx(70, abs=0.1)
     assert data(w.run(run_id))["reason"] == "shutdown"
+
+
+async def test_a_run_whose_event_the_store_refuses_fails(autojump_clock: MockClock) -> None:
+    async with world() as w:
+        append = w.store._append
+
+        def refuse_large(batch: AppendBatch) -> Any:
+            if any(len(event.payload) > 5000 for event in batch.events):
+                return RuntimeError("Protocol error: invalid bulk length")
+            return append(batch)
+
+        w.store._append = refuse_large
+        run = await w.ended(await w.create(prompt(), model({"chunks": 2, "chunk": "x" * 5000, "delay_ms": 500})))
+    assert data(run)["error"].startswith("The store refused an event of this run (Protocol error")
+    assert [event.id.n for event in run.events] == list(range(1, len(run.events) + 1))

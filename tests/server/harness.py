@@ -118,15 +118,25 @@ class Server:
 
 @contextmanager
 def launched(
-    redis_url: str, *, prefix: str | None = None, env: Mapping[str, str] | None = None, **settings: object
+    redis_url: str,
+    *,
+    prefix: str | None = None,
+    env: Mapping[str, str] | None = None,
+    descriptors: int | None = None,
+    **settings: object,
 ) -> Iterator[Server]:
-    """Start the process and give it at once; kill it at the end if it still lives. Keywords are settings."""
+    """Start the process and give it at once; kill it at the end if it still lives. Keywords are settings.
+
+    ``descriptors`` is how many it may have open; by default as many as this process.
+    """
     prefix = prefix or f"t-{uuid.uuid4().hex}"
     values = {**_DEFAULTS, **settings, "redis_url": redis_url, "redis_prefix": prefix}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DIFY_AGENT_")}
     environment |= {f"DIFY_AGENT_{name.upper()}": str(value) for name, value in values.items()}
     environment |= env or {}
     command = [sys.executable, "-m", "dify_agent.cli", "serve", "--port", "0"]
+    if descriptors is not None:
+        command = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(descriptors), *command]
     with tempfile.TemporaryDirectory(prefix="dify-agent-test-") as folder:
         log_file = Path(folder) / "stderr"
         with log_file.open("wb") as log:
@@ -152,10 +162,11 @@ def serving(
     prefix: str | None = None,
     env: Mapping[str, str] | None = None,
     announced: Sequence[str] = (),
+    descriptors: int | None = None,
     **settings: object,
 ) -> Iterator[Server]:
     """A replica that accepts requests; stopped by SIGTERM, which must end it with status 0 and a clean log."""
-    with launched(redis_url, prefix=prefix, env=env, **settings) as server:
+    with launched(redis_url, prefix=prefix, env=env, descriptors=descriptors, **settings) as server:
         server.wait_listening()
         yield server
         assert server.stop() == 0

@@ -13,7 +13,7 @@ from werkzeug.exceptions import MethodNotAllowed, NotFound
 from werkzeug.routing import MapAdapter
 
 from dify_agent.http.connection import HttpConnection, WebSocketConnection
-from dify_agent.http.errors import register_error_handlers
+from dify_agent.http.errors import is_routable, register_error_handlers
 from dify_agent.http.health import HealthRoutes
 from dify_agent.http.openapi import DocumentRoutes
 from dify_agent.http.runs import BlankPromptCheck, RunRoutes
@@ -72,15 +72,11 @@ class RunApp(QuartTrio):
         return self._service.draining
 
     def create_url_adapter(self, request: BaseRequestWebsocket | None) -> MapAdapter | None:
-        """Bind the routes to a request by its path alone: the host is the proxy's business.
-
-        A percent-encoded slash never matches a route; neither does a NUL, which then reaches no store, nor a doubled
-        slash in front, which the router would take for one.
-        """
+        """Bind the routes to a request by its path alone: the host is the proxy's business."""
         if request is None:
             return None
         path = request.scope["path"]  # request.path has lost all but one of the slashes in front
-        if path.startswith("//") or "\0" in path or b"%2f" in request.scope.get("raw_path", b"").lower():
+        if not is_routable(request):
             path = _UNROUTABLE
         return self.url_map.bind("", url_scheme=request.scheme, path_info=path, default_method=request.method)
 

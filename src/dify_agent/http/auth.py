@@ -24,11 +24,20 @@ class BearerAuth:
         """The 401 with ``detail``."""
         return HttpError(401, detail, _CHALLENGE)
 
+    def judge(self, header: str | None) -> HttpError | None:
+        """The 401, with one of three texts, unless ``header``, as the HTTP library decoded it (latin-1), carries the
+        token."""
+        try:
+            self.check(header)
+        except HttpError as refusal:
+            return refusal
+        return None
+
     def check(self, header: str | None) -> None:
-        """Return if ``header``, as the HTTP library decoded it (latin-1), carries the token.
+        """Return if ``header`` carries the token.
 
         Raises:
-            HttpError: 401 with one of three texts.
+            HttpError: 401.
         """
         if self._token is None:
             return

@@ -6,6 +6,7 @@ from urllib.parse import quote
 from pydantic_core import to_json
 from quart import has_request_context, request
 from quart.wrappers import Response
+from quart.wrappers.base import BaseRequestWebsocket
 from quart_trio.wrappers import TrioResponse
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
 
@@ -99,13 +100,23 @@ class _ErrorHandlers:
         return _error(error.code, error.name)
 
 
+def is_routable(request: BaseRequestWebsocket) -> bool:
+    """Whether a path may match a route at all.
+
+    A percent-encoded slash never does; neither does a NUL, which then reaches no store, nor a doubled slash in front,
+    which the router would take for one.
+    """
+    path = request.scope["path"]
+    return not (path.startswith("//") or "\0" in path or b"%2f" in request.scope.get("raw_path", b"").lower())
+
+
 def _not_found(app: "RunApp") -> Response:
     """404, or 307 to the path without its trailing slashes where that is a route (protocol 1.1)."""
     if not has_request_context():  # a WebSocket handshake is not redirected
         return _error(404, "Not Found")
     full_path = request.scope["path"]
     path = full_path.rstrip("/")
-    if path == full_path or path.startswith("//") or not app.is_route(path):
+    if path == full_path or not is_routable(request) or not app.is_route(path):
         return _error(404, "Not Found")
     query = request.query_string.decode("ascii", "replace")
     location = f"{request.scheme}://{request.host}{quote(path)}" + (f"?{query}" if query else "")

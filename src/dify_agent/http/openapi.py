@@ -66,10 +66,11 @@ _ERRORS: Final = {
     413: "The body exceeds the limit; the connection is closed",
     422: "The body or a parameter violates its schema",
     426: "The request is no WebSocket handshake of version 13",
+    429: "The server has too many open connections; this one is closed",
     431: "The request's headers are too large",
     503: "The store does not answer, or the server shuts down",
 }
-_ERROR_HEADERS: Final = {401: "WWW-Authenticate", 426: "Upgrade", 503: "Retry-After"}
+_ERROR_HEADERS: Final = {401: "WWW-Authenticate", 426: "Upgrade", 429: "Retry-After", 503: "Retry-After"}
 _WEBSOCKET: Final = """\
 The run's events over a WebSocket. OpenAPI has no words for what follows the handshake:
 
@@ -80,7 +81,7 @@ The run's events over a WebSocket. OpenAPI has no words for what follows the han
   (browsers); 1002, 1003, 1007, 1009 for frames it does not take; 1011 for a fault of the server.
 - A browser offers the subprotocols `dify-agent.v1` and `bearer.` followed by the token in base64url.
 """
-_ANY: Final = (400, 431)
+_ANY: Final = (400, 429, 431)
 _STORE: Final = (*_ANY, 401, 503)
 _WITH_BODY: Final = (408, 413, 422)
 

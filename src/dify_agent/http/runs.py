@@ -1,7 +1,8 @@
 """The run routes: create, status, cancel, events as pages and as a stream (protocol 1.3 to 1.7, 4.5).
 
 Order of checks: text that is not JSON (422), credentials (401), schema and query (422), then the run's state (404, 409,
-503). A request owns no run: its handler may be cancelled at any point without consequence for one.
+503). A body that is too long to be judged without credentials is refused for their lack first (``http.reading``). A
+request owns no run: its handler may be cancelled at any point without consequence for one.
 """
 
 from collections.abc import Callable
@@ -15,15 +16,19 @@ from quart.wrappers import Response
 from dify_agent.errors import EMPTY_PROMPT, RunNotFoundError, SchedulerStoppingError
 from dify_agent.events.envelope import splice_id
 from dify_agent.http.auth import BearerAuth
-from dify_agent.http.body import ModelT, parse_body, validate_body
+from dify_agent.http.body import ModelT
 from dify_agent.http.errors import HttpError, json_response
 from dify_agent.http.query import PageQuery, parse_page_query, parse_stream_cursor
+from dify_agent.http.reading import BodyReader
 from dify_agent.http.settings import HttpSettings
 from dify_agent.http.streams import event_stream
 from dify_agent.protocol.event_id import missing_between
 from dify_agent.protocol.schemas import CancelRunRequest, CreateRunRequest
 from dify_agent.store.base import RunStore, StoredEvent
 from dify_agent.supervisor.handle import RunService, TailBatch
+
+PAGE_BYTES = 4 * 1024 * 1024
+"""A page ends early at so many bytes; the next cursor goes on behind its last event."""
 
 BlankPromptCheck = Callable[[CreateRunRequest], bool]
 """Whether the request's effective prompt is provably blank (decision D1)."""
@@ -40,6 +45,7 @@ class RunRoutes:
         self._heartbeat_seconds = settings.heartbeat_seconds
         self._is_blank = blank_prompt_check
         self._auth = BearerAuth(settings.token)
+        self._bodies = BodyReader()
 
     async def create(self) -> Response:
         """``POST /runs``."""
@@ -69,7 +75,7 @@ class RunRoutes:
         """``GET /runs/{run_id}/events``: a page, at once or, with ``wait``, when there is an event to put on it."""
         self._authorize()
         query = parse_page_query(request.query_string)
-        page = await self._store.read_events(run_id, query.after, query.limit)
+        page = await self._store.read_events(run_id, query.after, query.limit, PAGE_BYTES)
         events, trimmed = page.events, 0
         if events:
             trimmed = missing_between(query.after, events[0].id)
@@ -98,10 +104,10 @@ class RunRoutes:
         return batch
 
     async def _read(self, model: type[ModelT]) -> ModelT:
-        raw = await request.get_data(cache=False, as_text=False, parse_form_data=False)
-        value = parse_body(raw, request.headers.get("Content-Type"))
-        self._authorize()
-        return validate_body(model, value)
+        refusal = self._auth.judge(request.headers.get("Authorization"))
+        if refusal is None:
+            return await self._bodies.read(request, model)
+        raise await self._bodies.refuse(request, refusal)
 
     def _authorize(self) -> None:
         self._auth.check(request.headers.get("Authorization"))

@@ -7,7 +7,6 @@ opens the app's lifespan, which this app does not have. Its configuration and pr
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Final
 
 import trio
@@ -16,6 +15,7 @@ from hypercorn.config import Config, Sockets
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework
 
+from dify_agent.http.admission import Door
 from dify_agent.http.settings import HttpSettings
 from dify_agent.http.transport import Connection, set_user_timeout
 from dify_agent.http.websocket_frames import MAX_MESSAGE_BYTES
@@ -97,7 +97,8 @@ async def serve_http(
 
     async def serve_client(stream: trio.SocketStream) -> None:
         if context.terminated.is_set():
-            return  # accepted just before the stop, which therefore has not seen it
+            stream.socket.close()  # accepted just before the stop, which therefore has not seen it
+            return
         connection = Connection(wrapped, config, context, stream, stall_seconds=settings.stream_stall_seconds)
         open_connections.add(connection)
         try:
@@ -107,8 +108,9 @@ async def serve_http(
 
     async with trio.open_nursery() as connections:
         async with trio.open_nursery() as accepting:
-            accept = partial(trio.serve_listeners, serve_client, listeners, handler_nursery=connections)
-            await accepting.start(accept)
+            door = Door(serve_client, connections)
+            for listener in listeners:
+                accepting.start_soon(door.accept, listener)
             task_status.started(addresses)
             await shutdown_trigger()
             accepting.cancel_scope.cancel(reason="the server was told to stop")

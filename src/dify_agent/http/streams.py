@@ -5,7 +5,7 @@ cancel scope is ever open across a ``yield``, and everything ends with the reque
 the task is cancelled where it waits, and the run does not notice.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Final, Self
 
 import trio
@@ -18,6 +18,9 @@ from dify_agent.supervisor.handle import Tail, TailBatch
 
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
 KEEPALIVE: Final = b": keepalive\n\n"
+
+PIECE_BYTES: Final = 256 * 1024
+"""Of a batch, in one write. Larger writes are no faster, and several copies of each are in memory on its way out."""
 
 _HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """A cache or a buffering proxy in between would turn the stream into one late answer."""
@@ -69,9 +72,8 @@ async def _pump(tail: Tail, send: trio.MemorySendChannel[bytes], heartbeat_secon
             if batch is None:
                 await send.send(KEEPALIVE)
                 continue
-            chunk = encode_batch(batch)
-            if chunk:
-                await send.send(chunk)
+            for piece in pieces(encode_batch(batch)):
+                await send.send(b"".join(piece))
             if batch.end is not None:
                 return
     except trio.BrokenResourceError:
@@ -80,9 +82,26 @@ async def _pump(tail: Tail, send: trio.MemorySendChannel[bytes], heartbeat_secon
         tail.close()
 
 
-def encode_batch(batch: TailBatch) -> bytes:
-    """All frames of a batch as one piece, so that they leave in one write; the notice of missing events comes first."""
-    frames = [sse_frame(str(event.id), event.type, event.payload) for event in batch.events]
+def encode_batch(batch: TailBatch) -> Iterator[bytes]:
+    """The frames of a batch, made as they are taken; the notice of missing events comes first."""
     if batch.trimmed:
-        frames.insert(0, b": trimmed %d\n\n" % batch.trimmed)
-    return b"".join(frames)
+        yield b": trimmed %d\n\n" % batch.trimmed
+    for event in batch.events:
+        yield sse_frame(str(event.id), event.type, event.payload)
+
+
+def pieces(frames: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Frames grouped for one write each: as many as have `PIECE_BYTES` together; a larger one is alone.
+
+    So events that are ready together leave together, and a stream holds no copy of a long batch.
+    """
+    piece: list[bytes] = []
+    size = 0
+    for frame in frames:
+        if piece and size + len(frame) > PIECE_BYTES:
+            yield piece
+            piece, size = [], 0
+        piece.append(frame)
+        size += len(frame)
+    if piece:
+        yield piece

@@ -8,7 +8,7 @@ gets a refusal as a close frame.
 import binascii
 import logging
 from base64 import urlsafe_b64decode
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
@@ -23,10 +23,11 @@ from wsproto.frame_protocol import CloseReason
 from dify_agent.errors import RunCancellationConflictError, RunNotFoundError, StoreUnavailableError
 from dify_agent.events.envelope import splice_id
 from dify_agent.http.auth import BearerAuth
-from dify_agent.http.body import parse_body, validate_body
+from dify_agent.http.body import read_model
 from dify_agent.http.errors import JSON, HttpError, error_body, json_response
 from dify_agent.http.query import parse_stream_cursor
 from dify_agent.http.settings import HttpSettings
+from dify_agent.http.streams import pieces
 from dify_agent.protocol.schemas import CancelRunRequest
 from dify_agent.supervisor.handle import RunService, Tail, TailBatch, TailEnd
 
@@ -138,8 +139,8 @@ class _Session:
     async def _write_events(self) -> TailEnd:
         while True:
             batch = await self._tail.next()
-            if texts := encode_batch(batch):
-                await _send(*texts)
+            for piece in pieces(encode_batch(batch)):
+                await _send(*piece)
             if batch.end is not None:
                 return batch.end
 
@@ -153,7 +154,7 @@ class _Session:
         """The control frame that answers a message. None of a client's mistakes is fatal."""
         detail: Any
         try:
-            message = validate_body(ClientMessage, parse_body(text.encode(), JSON))
+            message = read_model(ClientMessage, text.encode(), JSON)
             await self._service.cancel(self._run_id, CancelRunRequest(reason=message.reason, message=message.message))
         except HttpError as error:
             detail = error.detail
@@ -164,12 +165,12 @@ class _Session:
         return b'{"control":"error",%b' % error_body(detail)[1:]
 
 
-def encode_batch(batch: TailBatch) -> tuple[bytes, ...]:
+def encode_batch(batch: TailBatch) -> Iterator[bytes]:
     """The frames of a batch; the notice of missing events comes first."""
-    events = [splice_id(str(event.id), event.payload) for event in batch.events]
     if batch.trimmed:
-        events.insert(0, b'{"control":"trimmed","count":%d}' % batch.trimmed)
-    return tuple(events)
+        yield b'{"control":"trimmed","count":%d}' % batch.trimmed
+    for event in batch.events:
+        yield splice_id(str(event.id), event.payload)
 
 
 async def _send(*texts: bytes) -> None:

@@ -123,7 +123,7 @@ class FakeService:
         fields = {"run_id": run_id, "status": run.status, "created_at": CREATED, "updated_at": CREATED}
         return RunStatusResponse.model_validate(fields)
 
-    async def read_events(self, run_id: str, after: EventId, limit: int) -> EventPage:
+    async def read_events(self, run_id: str, after: EventId, limit: int, max_bytes: int = 0) -> EventPage:
         await self._reach()
         run = self._run(run_id)
         return EventPage(run.status, run.after(after)[:limit])  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from tests.unit.http.fakes import CREATED, FakeRun, FakeService, call, event, ma
 from trio.testing import wait_all_tasks_blocked
 
 from dify_agent.events.envelope import sse_frame
-from dify_agent.http.streams import encode_batch, event_stream
+from dify_agent.http.streams import PIECE_BYTES, encode_batch, event_stream
 from dify_agent.protocol.event_id import START, EventId, missing_between
 from dify_agent.supervisor.handle import TailBatch
 
@@ -334,8 +334,21 @@ async def test_the_stream_task_ends_when_nobody_reads_on():
 
 
 def test_an_empty_batch_writes_nothing():
-    assert encode_batch(TailBatch(end="terminal")) == b""
-    assert encode_batch(TailBatch(trimmed=2)) == b": trimmed 2\n\n"
+    assert list(encode_batch(TailBatch(end="terminal"))) == []
+    assert list(encode_batch(TailBatch(trimmed=2))) == [b": trimmed 2\n\n"]
+
+
+async def test_a_long_batch_leaves_in_pieces_of_several_events_and_a_huge_event_alone():
+    small, huge = '"' + "x" * 60_000 + '"', '"' + "x" * 600_000 + '"'
+    run = FakeRun()
+    run.add(*(event(n, data=small) for n in range(1, 11)), event(11, data=huge), event(12, data=small))
+    run.add(event(13, "run_succeeded"))
+    answer = await call(make_app(FakeService(R=run)), "GET", "/runs/R/events/sse")
+    assert [chunk.count(b"\nevent: ") for chunk in answer.chunks] == [4, 4, 2, 1, 2]
+    assert [len(chunk) > PIECE_BYTES for chunk in answer.chunks] == [False, False, False, True, False]
+    assert [int(line.rpartition(b"-")[2]) for line in answer.body.split(b"\n") if line.startswith(b"id: ")] == [
+        *range(1, 14)
+    ]
 
 
 async def test_page_of_events_is_valid_json_for_any_run_id():

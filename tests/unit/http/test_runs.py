@@ -61,7 +61,19 @@ async def test_unknown_run_is_404(run_id, method, tail):
 
 
 @pytest.mark.parametrize(
-    "target", ["/runs/a%2Fb", "/runs/R%2Fevents", "/runs/R%2fcancel", "/runs/R%00", "/nope", "/", "//runs"]
+    "target",
+    [
+        "/runs/a%2Fb",
+        "/runs/R%2Fevents",
+        "/runs/R%2fcancel",
+        "/runs/R%00",
+        "/nope",
+        "/",
+        "//runs",
+        "/runs/..%2f",
+        "/runs/R%2F",
+        "/runs/R%00/",
+    ],
 )
 async def test_what_is_no_route_is_404_before_credentials_and_never_reaches_the_store(target):
     service = FakeService(R=FakeRun())

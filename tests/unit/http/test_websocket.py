@@ -13,6 +13,7 @@ from wsproto.events import TextMessage
 
 from dify_agent.errors import RunCancellationConflictError
 from dify_agent.http.websocket_frames import text_frame
+from dify_agent.http.websocket_stream import WebSocketStream
 from dify_agent.supervisor.handle import TailBatch
 
 PATH = "/runs/R/events/ws"
@@ -86,6 +87,23 @@ async def test_events_that_are_ready_together_leave_in_one_write():
             piece = websocket.buffer or await websocket.stream.receive_some(65536)
     assert piece.count(b"pydantic_ai_event") == 19
     assert b"run_succeeded" in piece
+
+
+async def test_a_long_batch_leaves_in_pieces_of_several_events(monkeypatch):
+    writes = []
+    write_texts = WebSocketStream._write_texts
+
+    async def note(self, texts):
+        writes.append(len(texts))
+        await write_texts(self, texts)
+
+    monkeypatch.setattr(WebSocketStream, "_write_texts", note)
+    run = FakeRun()
+    run.add(*(event(n, data='"' + "x" * 60_000 + '"') for n in range(1, 11)), event(11, "run_succeeded"))
+    async with serving(FakeService(R=run)) as server, ws.client(server, PATH) as websocket:
+        got, _ = await ws.messages(websocket)
+    assert len(got) == 11
+    assert writes == [4, 4, 3]
 
 
 async def test_live_events_arrive_and_a_leaver_ends_only_its_own_stream():

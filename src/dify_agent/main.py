@@ -78,6 +78,7 @@ async def serve(settings: ServerSettings, listen: Listen) -> ExitStatus:
         OSError: the address cannot be bound.
         StoreUnavailableError: the store does not answer, so the process cannot start.
     """
+    settings.parse_shell_redact_patterns()  # judged at the start, although nothing redacts yet
     raise_descriptor_limit()
     with (
         Watchdog(settings.shutdown_limit) as watchdog,
@@ -101,7 +102,7 @@ async def serve(settings: ServerSettings, listen: Listen) -> ExitStatus:
                 stop_http = trio.Event()
                 async with trio.open_nursery() as front:
                     addresses = await front.start(_http(settings, supervisor, store, listen, stop_http))
-                    _log.info("listening", addresses=[f"{host}:{port}" for host, port in addresses])
+                    _log.info("listening", addresses=[authority(*address) for address in addresses])
                     listen.on_listening(addresses)
                     await _until_told(signals, supervisor, listen.stop)
                     watchdog.arm()
@@ -112,6 +113,11 @@ async def serve(settings: ServerSettings, listen: Listen) -> ExitStatus:
                 root.cancel_scope.cancel(reason="drained")
         _log.info("stopped")
     return ExitStatus.DRAINED if supervisor.failure is None else ExitStatus.BUDGET_SPENT
+
+
+def authority(host: str, port: int) -> str:
+    """Host and port as URLs have them: ``127.0.0.1:5050``, ``[::1]:5050``."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def _arm_when_cancelled(watchdog: "Watchdog") -> None:

@@ -1,15 +1,17 @@
 """The server's settings: environment variables ``DIFY_AGENT_*``, validated once and then frozen.
 
 Sources, strongest first: constructor arguments by field name, the process environment, ``dify-agent/.env``, ``.env``
-(both relative to the working directory). Names are case-insensitive; unknown variables are ignored. Protocol 8 is the
-contract of each name; the ones the server adds are listed in the specification's decisions. Secrets are plain strings,
-so that callers can pass and compare them, but neither a ``repr`` nor a validation error shows them.
+(both relative to the working directory). Names are case-insensitive; unknown variables are ignored, and an empty one
+counts as unset, so that the next source decides. Protocol 8 is the contract of each name; the ones the server adds are
+listed in the specification's decisions. Secrets are plain strings, so that callers can pass and compare them, but
+neither a ``repr`` nor a validation error shows them.
 """
 
 import json
+import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AliasChoices, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
@@ -22,6 +24,8 @@ from dify_agent.settings_checks import (
     absolute_posix_path,
     blank_to_none,
     http_base_url,
+    http_base_urls,
+    origins,
     parse_list,
     secret_key,
     stub_base_url,
@@ -45,6 +49,8 @@ CountOrZero = Annotated[int, Field(ge=0)]
 Text = Annotated[str | None, BeforeValidator(blank_to_none)]
 TrimmedText = Annotated[str | None, BeforeValidator(trim_to_none)]
 TextList = Annotated[tuple[str, ...], NoDecode, BeforeValidator(parse_list)]
+BaseUrls = Annotated[TextList, AfterValidator(http_base_urls)]
+Origins = Annotated[TextList, AfterValidator(origins)]
 
 RuntimeBackend = Literal["local", "enterprise", "e2b"]
 LlmTransport = Literal["gateway", "plugin_daemon"]
@@ -58,6 +64,8 @@ class ServerSettings(BaseSettings):
         # pydantic-settings lets the later file win.
         env_file=(".env", "dify-agent/.env"),
         env_file_encoding="utf-8",
+        # Compose files pass unset variables as empty text.
+        env_ignore_empty=True,
         extra="ignore",
         frozen=True,
         hide_input_in_errors=True,
@@ -68,7 +76,8 @@ class ServerSettings(BaseSettings):
     redis_url: str = Field(
         "redis://localhost:6379/0",
         repr=False,
-        description="Connection URL of the run store: redis://, rediss://, redis+cluster:// or redis+sentinel://.",
+        description="Connection URL of the run store: redis://, rediss:// or unix://. "
+        "redis+cluster:// and redis+sentinel:// are parsed and refused for now.",
     )
     redis_prefix: str = Field("dify-agent", description="Prefix of every key. Must not contain '{' or '}'.")
     shutdown_grace_seconds: float = Field(
@@ -215,11 +224,15 @@ class ServerSettings(BaseSettings):
     tool_threads: Count = Field(64, description="Worker threads for synchronous tools, per process.")
 
     # What requests may ask for
-    model_base_urls: TextList = Field(
-        (), description="Base URLs a pydantic_ai.model layer may name: a JSON array or a comma-separated list."
+    model_base_urls: BaseUrls = Field(
+        (),
+        description="Base URLs a pydantic_ai.model layer may name; they get the provider's key. "
+        "A JSON array or a comma-separated list.",
     )
-    allowed_origins: TextList = Field(
-        (), description="Origins that may open a WebSocket when a token is set: a JSON array or a comma-separated list."
+    allowed_origins: Origins = Field(
+        (),
+        description="Origins (scheme://host[:port]) that may open a WebSocket when a token is set: "
+        "a JSON array or a comma-separated list.",
     )
     scripted_layers: bool = Field(False, description="Admit scripted.model and scripted.tools (dev, demo: true).")
     llm_transport: LlmTransport = Field(
@@ -316,10 +329,11 @@ class ServerSettings(BaseSettings):
         return self.drain_listen_seconds + self.shutdown_grace_seconds + SHUTDOWN_MARGIN_SECONDS
 
     def parse_shell_redact_patterns(self) -> tuple[str, ...]:
-        """The additional redaction patterns, as given.
+        """The additional redaction patterns, as given. Judged at the start, not when settings are read (protocol 8).
 
         Raises:
-            ValueError: the setting is neither blank nor a JSON array of strings.
+            ValueError: the setting is neither blank nor a JSON array of strings, each a regular expression. The text
+                never repeats a pattern: what it hides is a secret.
         """
         if not self.shell_redact_patterns.strip():
             return ()
@@ -330,6 +344,12 @@ class ServerSettings(BaseSettings):
             raise ValueError(error) from None
         if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
             raise ValueError(error)
+        for number, pattern in enumerate(patterns, 1):
+            try:
+                re.compile(pattern)
+            except (re.error, OverflowError, RecursionError):
+                message = f"pattern {number} of DIFY_AGENT_SHELL_REDACT_PATTERNS is not a regular expression"
+                raise ValueError(message) from None
         return tuple(patterns)
 
 

@@ -45,6 +45,36 @@ def http_base_url(value: str, variable: str) -> str:
     return value.rstrip("/")
 
 
+def http_base_urls(values: tuple[str, ...]) -> tuple[str, ...]:
+    """Base URLs of models, each as by `http_base_url`.
+
+    Raises:
+        ValueError: one is none.
+    """
+    return tuple(http_base_url(value, "each of DIFY_AGENT_MODEL_BASE_URLS") for value in values)
+
+
+def origins(values: tuple[str, ...]) -> tuple[str, ...]:
+    """Origins as browsers send them, any scheme.
+
+    Raises:
+        ValueError: one is not ``scheme://host[:port]``.
+    """
+    if not all(map(_is_origin, values)):
+        raise ValueError("each of DIFY_AGENT_ALLOWED_ORIGINS must be scheme://host[:port]")
+    return values
+
+
+def _is_origin(value: str) -> bool:
+    try:
+        parts = urlsplit(value)
+        usable = bool(parts.scheme and parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
+    is_bare = value.lower() == f"{parts.scheme}://{parts.netloc}".lower()  # no path, query or fragment
+    return usable and is_bare and "@" not in parts.netloc and "*" not in value and not any(map(str.isspace, value))
+
+
 def stub_base_url(value: Any) -> Any:
     """The Agent Stub's URL, brought to end in ``/agent-stub``; blank counts as unset.
 

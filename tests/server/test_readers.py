@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any
 
+import outcome
 import psutil
 import pytest
 import trio
@@ -90,9 +91,7 @@ async def test_a_reader_that_is_silent_for_ten_seconds_and_resumes_gets_everythi
     with serving(store.url, **UNMERGED) as server:
         async with open_api(server) as api, AsyncExitStack() as stack:
             run_id = await api.create(long_run(chunks, 20 * KIB))
-            streams = [
-                await stack.enter_async_context(await connect(server, buffer=SMALL_BUFFER)) for _ in range(2)
-            ]
+            streams = [await stack.enter_async_context(await connect(server, buffer=SMALL_BUFFER)) for _ in range(2)]
             events = EventStream(streams[0])
             await events.request(f"/runs/{run_id}/events/sse", [])
             socket_ = await open_websocket(streams[1], run_id)
@@ -145,7 +144,6 @@ async def test_readers_that_never_read_cost_bounded_memory_and_do_not_hold_up_th
                     await request_stream(stream, run_id)
             with trio.fail_after(BOUND_SECONDS):
                 peak = max(await settled(lambda: memory().rss), memory().rss)
-            print(f"GROWTH {(peak - before) / MIB:.1f} of {before/MIB:.0f}")
             assert peak - before < growth, f"{(peak - before) / MIB:.1f} MiB for {readers} readers"
             assert (await api.status(run_id))["status"] == "running"
 
@@ -154,7 +152,6 @@ async def test_readers_that_never_read_cost_bounded_memory_and_do_not_hold_up_th
             assert await server.exit_status() == 0
             took = trio.current_time() - began
         drained = next(record["seconds"] for record in server.records() if record["event"] == "drained")
-        print("TOOK", took, drained)
         assert took - drained < 2
 
 
@@ -173,22 +170,18 @@ def in_a_network_of_its_own(main: Callable[[], Awaitable[None]]) -> None:
     """
     if sys.platform != "linux" or os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip(ENABLE_VANISHING)
-    outcome: list[BaseException] = []
 
     def run() -> None:
-        try:
-            if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:
-                pytest.skip(f"{ENABLE_VANISHING} ({os.strerror(ctypes.get_errno())})")
-            ip("link", "set", "lo", "up")
-            trio.run(main)
-        except BaseException as error:  # for the thread that waits
-            outcome.append(error)
+        if ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) != 0:
+            pytest.skip(f"{ENABLE_VANISHING} ({os.strerror(ctypes.get_errno())})")
+        ip("link", "set", "lo", "up")
+        trio.run(main)
 
-    thread = threading.Thread(target=run)
+    results: list[outcome.Maybe[None]] = []
+    thread = threading.Thread(target=lambda: results.append(outcome.capture(run)))
     thread.start()
     thread.join()
-    if outcome:
-        raise outcome[0]
+    results[0].unwrap()
 
 
 def ip(*arguments: str) -> None:
@@ -210,7 +203,7 @@ def many_descriptors() -> Iterator[None]:
     ("readers", "delay_ms", "stall_seconds", "bound_seconds"),
     [
         pytest.param(40, 500, 2, 5, id="while-events-come"),
-        pytest.param(1000, None, 15, 30, id="two-heartbeat-periods", marks=pytest.mark.full),
+        pytest.param(1000, None, 30, 32, id="two-heartbeat-periods", marks=pytest.mark.full),
     ],
 )
 def test_readers_that_vanish_without_a_word_are_gone_in_time(
@@ -218,8 +211,8 @@ def test_readers_that_vanish_without_a_word_are_gone_in_time(
 ):
     """From one moment on, no packet to or from them arrives: no FIN, no reset. Others on the same run read on.
 
-    The kernel notices when something that was sent stays unacknowledged for the stall bound: an event, or the heartbeat
-    of a silent run, which every reader gets within 15 s.
+    While events come, the kernel notices when one stays unacknowledged for the stall bound. On a silent run the server
+    looks at each heartbeat whether the last one was acknowledged: two periods, and two seconds for a busy machine.
     """
     turn = {"hang": True} if delay_ms is None else {"chunks": 1000, "delay_ms": delay_ms}
 
@@ -237,12 +230,9 @@ def test_readers_that_vanish_without_a_word_are_gone_in_time(
                 for number in range(readers):
                     await vanishing_reader(server, stack, run_id, number)
                 assert descriptors(server) >= before + readers
-                began = trio.current_time()
                 ip("route", "add", "blackhole", f"{VANISHING_SOURCE}/32", "table", "local")
                 # Descriptors of the store's pool, of the API's connection.
-                await until(lambda: descriptors(server) <= before + 5, "their connections end", bound_seconds + 2)
-                print("GONE", trio.current_time() - began)
-                assert trio.current_time() - began < bound_seconds + 2
+                await until(lambda: descriptors(server) <= before + 5, "their connections end", bound_seconds)
                 assert '"status":"running"' in (await api.client.get(f"/runs/{run_id}")).text
                 await api.cancel(run_id)
                 for each in controls:

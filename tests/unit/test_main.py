@@ -37,6 +37,13 @@ def test_the_watchdog_bites_a_process_that_does_not_turn() -> None:
     assert subprocess.run([sys.executable, "-c", BITE], timeout=60, check=False).returncode == 75
 
 
+@pytest.mark.parametrize(
+    ("address", "text"), [(("127.0.0.1", 5050), "127.0.0.1:5050"), (("::1", 37755), "[::1]:37755")]
+)
+def test_an_address_is_written_as_in_urls(address: tuple[str, int], text: str) -> None:
+    assert main.authority(*address) == text
+
+
 def test_a_watchdog_that_was_not_armed_is_called_off() -> None:
     with Watchdog(0.001):
         pass

@@ -7,7 +7,6 @@ import typer
 
 app = typer.Typer(
     name="dify-agent",
-    help="A server that runs AI agents for other software.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -18,6 +17,21 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 5050
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """A server that runs AI agents for other software."""
 
 
 @app.command()
@@ -33,11 +47,12 @@ def dev(
     host: Host = DEFAULT_HOST,
     port: Port = DEFAULT_PORT,
     reload: Annotated[bool, typer.Option("--reload", help="Restart when a source file changes.")] = False,
+    report_fd: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve with an embedded Valkey, unless DIFY_AGENT_REDIS_URL is set."""
     from dify_agent.cli.running import run_dev
 
-    sys.exit(run_dev(host, port, reload=reload))
+    sys.exit(run_dev(host, port, reload=reload, report_fd=report_fd))
 
 
 @app.command()

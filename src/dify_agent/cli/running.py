@@ -3,10 +3,10 @@
 import gc
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -16,13 +16,18 @@ from pydantic import ValidationError
 
 import dify_agent
 from dify_agent.cli.logs import configure_logging
+from dify_agent.cli.problems import log_failed_start, log_invalid_settings
+from dify_agent.cli.reloading import ReloadedReplica, report_port
 from dify_agent.concurrency.groups import first_error
-from dify_agent.errors import DifyAgentError, StoreUnavailableError
+from dify_agent.http.server import Address
 from dify_agent.main import ExitStatus, Listen, serve
 from dify_agent.settings import ServerSettings
 from dify_agent.store.embedded import embedded_valkey
 
 REDIS_URL: Final = "DIFY_AGENT_REDIS_URL"
+GRACE: Final = "DIFY_AGENT_SHUTDOWN_GRACE_SECONDS"
+RELOAD_GRACE_SECONDS: Final = 1.0
+"""Grace of a replica that a change replaces, unless another is configured: whoever edits waits for the new one."""
 INTERRUPTED: Final = 130
 
 _log = structlog.get_logger()
@@ -34,23 +39,35 @@ def run_serve(host: str, port: int) -> int:
     return _guarded(_serve, host, port)
 
 
-def run_dev(host: str, port: int, *, reload: bool) -> int:
-    """Run one replica for development; returns the exit status."""
+def run_dev(host: str, port: int, *, reload: bool, report_fd: int | None = None) -> int:
+    """Run one replica for development; returns the exit status.
+
+    Args:
+        host: address to listen on.
+        port: port to listen on, 0 for any.
+        reload: restart at changes of the source.
+        report_fd: descriptor on which a reloading parent is told the port.
+    """
     configure_logging()
-    return _guarded(_dev_reloading if reload else _dev, host, port)
+    return _guarded(_dev_reloading if reload else partial(_dev, report_fd=report_fd), host, port)
 
 
 async def _serve(host: str, port: int) -> int:
     return await serve(ServerSettings(), _listen(host, port))
 
 
-async def _dev(host: str, port: int) -> int:
+async def _dev(host: str, port: int, *, report_fd: int | None) -> int:
     async with development_settings() as settings:
-        return await serve(settings, _listen(host, port))
+        return await serve(settings, _listen(host, port, report_fd))
 
 
-def _listen(host: str, port: int) -> Listen:
-    return Listen(host=host, port=port, on_listening=lambda _addresses: settle_collector())
+def _listen(host: str, port: int, report_fd: int | None = None) -> Listen:
+    def on_listening(addresses: list[Address]) -> None:
+        if report_fd is not None:
+            report_port(report_fd, addresses[0][1])
+        settle_collector()
+
+    return Listen(host=host, port=port, on_listening=on_listening)
 
 
 def settle_collector() -> None:
@@ -80,68 +97,38 @@ async def _dev_reloading(host: str, port: int) -> int:
     try:
         from watchfiles import PythonFilter, awatch
     except ImportError:
-        _log.error("--reload needs the package watchfiles: pip install 'dify-agent-trio[reload]'")
+        _log.error(
+            "--reload needs the package watchfiles: "
+            ".venv/bin/pip install --constraint constraints.txt --editable '.[reload]'"
+        )
         return ExitStatus.START_FAILED
     source = Path(dify_agent.__file__).parent.parent
-    async with development_settings() as settings:
-        environment = {**os.environ, REDIS_URL: settings.redis_url}
-        command = [sys.executable, "-m", "dify_agent.cli", "dev", "--host", host, "--port", str(port)]
+    async with development_settings() as settings, aclosing(awatch(source, watch_filter=PythonFilter())) as changes:
+        replica = ReloadedReplica(partial(_child_command, host), _child_environment(settings), port)
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-            async with trio.open_nursery() as nursery:
-                child = await _start(nursery, command, environment)
-
-                async def stop_at_signal() -> None:
-                    await anext(aiter(signals))
-                    nursery.cancel_scope.cancel(reason="told to stop")
-
-                nursery.start_soon(stop_at_signal)
-                try:
-                    async for _changes in awatch(source, watch_filter=PythonFilter()):
-                        _log.info("source changed, restarting")
-                        await _stop(child)
-                        child = await _start(nursery, command, environment)
-                finally:
-                    with trio.move_on_after(settings.shutdown_limit, shield=True):
-                        await _stop(child)
-    return ExitStatus.DRAINED
+            return await replica.run(changes, signals, stop_seconds=settings.shutdown_limit)
 
 
-async def _start(nursery: trio.Nursery, command: list[str], environment: dict[str, str]) -> trio.Process:
-    process: trio.Process = await nursery.start(_child, command, environment)
-    return process
+def _child_command(host: str, port: int, report: int) -> list[str]:
+    options = ["--host", host, "--port", str(port), "--report-fd", str(report)]
+    return [sys.executable, "-m", "dify_agent", "dev", *options]
 
 
-async def _child(
-    command: list[str], environment: dict[str, str], *, task_status: trio.TaskStatus[trio.Process]
-) -> None:
-    # In a session of its own: Ctrl-C is for this process, which tells the child once. Twice would mean: at once.
-    process = await trio.lowlevel.open_process(
-        command, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
-    )
-    task_status.started(process)
-    await process.wait()
-
-
-async def _stop(process: trio.Process) -> None:
-    if process.poll() is None:
-        process.terminate()
-    await process.wait()
+def _child_environment(settings: ServerSettings) -> dict[str, str]:
+    environment = {**os.environ, REDIS_URL: settings.redis_url}
+    if "shutdown_grace_seconds" not in settings.model_fields_set:
+        environment[GRACE] = str(RELOAD_GRACE_SECONDS)
+    return environment
 
 
 def _guarded(main: Callable[[str, int], Awaitable[int]], host: str, port: int) -> int:
-    """Run ``main`` under Trio; a failure to start is one line that says what to change, and status 1."""
+    """Run ``main`` under Trio; a failure to start is one line per problem that says what to change, and status 1."""
     try:
         return int(trio.run(main, host, port))
     except ValidationError as invalid:
-        for item in invalid.errors(include_url=False, include_input=False):
-            _log.error("invalid setting", setting=".".join(map(str, item["loc"])), problem=item["msg"])
+        log_invalid_settings(invalid)
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as group:  # noqa: BLE001  The process boundary.
-        error = first_error(group)
-        expected = isinstance(error, OSError | ValueError | DifyAgentError)
-        problem = str(error) or type(error).__name__
-        setting = REDIS_URL if isinstance(error, StoreUnavailableError) else None
-        cause = getattr(error, "cause", None)
-        _log.error("cannot serve", problem=problem, cause=cause, setting=setting, exc_info=not expected)
+        log_failed_start(first_error(group), host, port)
     return ExitStatus.START_FAILED

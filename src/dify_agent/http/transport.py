@@ -54,6 +54,10 @@ and how long a closed WebSocket waits for the client's answer."""
 STOPPING_LINGER_SECONDS: Final = 0.5
 """The same once the server stops."""
 
+ACKNOWLEDGE_SECONDS: Final = 14.0
+"""Just under a heartbeat: a live peer's system acknowledges a heartbeat at once, long before the next one is due."""
+_TCP_INFO_BYTES: Final = 60
+
 _RESET_ON_CLOSE: Final = struct.pack("ii", 1, 0)
 
 
@@ -80,6 +84,7 @@ class Connection:
         self._stall_seconds = stall_seconds
         self._send_lock = trio.Lock()
         self._sending: trio.CancelScope | None = None
+        self._sent_at = inf
         self._reading: trio.CancelScope | None = None
         self._read_deadline = inf
         self._write_deadline = inf
@@ -172,12 +177,27 @@ class Connection:
         """
         if await self._take_turn():
             try:
-                if await self._send_pieces(memoryview(data)):
+                if not self._peer_vanished() and await self._send_pieces(memoryview(data)):
+                    self._sent_at = trio.current_time()
                     return
             finally:
                 self._send_lock.release()
         self._cut()
         await self._protocol.handle(Closed())
+
+    def _peer_vanished(self) -> bool:
+        """Whether what was last sent, a heartbeat ago, is still unacknowledged, and nothing was heard since.
+
+        A peer that only pauses acknowledges until its window is full, and what does not fit is not sent. So this finds
+        a peer that is gone within two heartbeats, without the user timeout cutting those that pause.
+        """
+        if trio.current_time() - self._sent_at < ACKNOWLEDGE_SECONDS:
+            return False
+        unacknowledged, heard_seconds_ago = tcp_progress(self._stream.socket)
+        gone = unacknowledged > 0 and heard_seconds_ago >= ACKNOWLEDGE_SECONDS
+        if gone:
+            logger.info("a reader has vanished: what was sent is not acknowledged, its connection is cut")
+        return gone
 
     async def _take_turn(self) -> bool:
         """Take the lock of the socket; False when another write kept it for the stall bound."""
@@ -345,6 +365,23 @@ def _is_upgrade(request: h11.Request) -> bool:
         if name in fields:
             fields[name] += (token.strip().lower() for token in value.split(b","))
     return request.method == b"GET" and b"upgrade" in fields[b"connection"] and fields[b"upgrade"] == [b"websocket"]
+
+
+def tcp_progress(sock: trio.socket.SocketType) -> tuple[int, float]:
+    """Segments and window probes sent and not acknowledged, and seconds since the peer's last acknowledgement.
+
+    (0, 0) where the system does not say. Linux does: ``struct tcp_info``, fields ``tcpi_probes``, ``tcpi_unacked`` and
+    ``tcpi_last_ack_recv``.
+    """
+    if sys.platform != "linux":
+        return 0, 0.0
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    except OSError:
+        return 0, 0.0
+    (unacknowledged,) = struct.unpack_from("=I", info, 24)
+    (milliseconds,) = struct.unpack_from("=I", info, 56)
+    return unacknowledged + info[3], milliseconds / 1000
 
 
 def set_user_timeout(sock: "socket.socket | trio.socket.SocketType", seconds: float) -> None:

@@ -50,7 +50,7 @@ class ModelRegistry:
             base_url = _normal(base_url)
             if base_url not in self._base_urls:
                 raise ModelNotAllowedError(
-                    "the model layer's base_url is not allowed; the run was not started. "
+                    "the model layer's base_url is not allowed; no request was sent. "
                     "Add the URL to DIFY_AGENT_MODEL_BASE_URLS or leave base_url out"
                 )
         if name == TEST_MODEL:
@@ -68,7 +68,10 @@ class ModelRegistry:
             try:
                 self._providers[key] = build(base_url, self._client)
             except ImportError as error:
-                raise ValueError(f"this server has no '{family}' SDK; install dify-agent-trio[{family}]") from error
+                raise ValueError(
+                    f"this server has no '{family}' SDK; no request was sent. Install it in the server's checkout: "
+                    f".venv/bin/pip install --constraint constraints.txt --editable '.[{family}]'"
+                ) from error
         return self._providers[key]
 
 

@@ -180,6 +180,24 @@ async def test_missing_key_is_an_error_of_the_run(monkeypatch):
                 registry.get_model(name)
 
 
+@pytest.mark.slow
+async def test_a_listed_endpoint_without_a_key_gets_a_placeholder_where_it_may_need_none(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY")
+    async with serving(Reply(chat_text("hi"))) as (provider, registry):
+        await play(registry.get_model("openai-chat:m", provider.base_url))
+        with pytest.raises(UserError, match="ANTHROPIC_API_KEY"):
+            registry.get_model("anthropic:m", provider.base_url)
+    [(_, headers, _)] = provider.requests
+    assert headers["authorization"] == "Bearer api-key-not-set"
+
+
+async def test_a_missing_sdk_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pydantic_ai.providers.openai", None)
+    async with open_model_registry() as registry:
+        with pytest.raises(ValueError, match=r"no request was sent.* --editable '\.\[openai\]'"):
+            registry.get_model("openai:gpt-x")
+
+
 async def test_anthropic_model(monkeypatch):
     monkeypatch.setenv("ANTHROPIC_API_KEY", "k")
     async with open_model_registry() as registry:

@@ -1,6 +1,7 @@
 """Bounds, normal forms and rules across settings."""
 
 import base64
+import json
 from pathlib import Path
 
 import pytest
@@ -33,13 +34,13 @@ COUNTS_FROM_ZERO = [
 ]  # fmt: skip
 
 BOUNDS = [
-    *((name, "0.001", ("0", "-1", "nan", "inf", "x", "")) for name in POSITIVE_SECONDS),
-    *((name, "0", ("-0.001", "nan", "inf", "x", "")) for name in SECONDS_OR_ZERO),
-    *((name, "1", ("0", "-1", "1.5", "x", "")) for name in COUNTS_FROM_ONE),
-    *((name, "0", ("-1", "0.5", "x", "")) for name in COUNTS_FROM_ZERO),
+    *((name, "0.001", ("0", "-1", "nan", "inf", "x", " ")) for name in POSITIVE_SECONDS),
+    *((name, "0", ("-0.001", "nan", "inf", "x", " ")) for name in SECONDS_OR_ZERO),
+    *((name, "1", ("0", "-1", "1.5", "x", " ")) for name in COUNTS_FROM_ONE),
+    *((name, "0", ("-1", "0.5", "x", " ")) for name in COUNTS_FROM_ZERO),
     ("E2B_ACTIVE_TIMEOUT_SECONDS", "3600", ("3601",)),
     ("E2B_SHELLCTL_PORT", "65535", ("65536",)),
-    ("SHUTDOWN_GRACE_SECONDS", "0", ("nan", "inf", "x", "")),
+    ("SHUTDOWN_GRACE_SECONDS", "0", ("nan", "inf", "x", " ")),
 ]
 
 
@@ -84,13 +85,24 @@ def test_boolean_words(monkeypatch: pytest.MonkeyPatch, text: str, value: bool) 
     [
         ("SCRIPTED_LAYERS", "perhaps"),
         ("RUNTIME_BACKEND", "openshell"),
-        ("RUNTIME_BACKEND", ""),
+        ("RUNTIME_BACKEND", " "),
         ("LLM_TRANSPORT", "direct"),
     ],
 )
 def test_other_words_are_refused(monkeypatch: pytest.MonkeyPatch, variable: str, text: str) -> None:
     with pytest.raises(ValidationError):
         read(monkeypatch, variable, text)
+
+
+@pytest.mark.parametrize("field", ServerSettings.model_fields)
+def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, field: str) -> None:
+    default = getattr(ServerSettings(), field)
+    variable = ServerSettings.variables()[field]
+    monkeypatch.setenv(variable, "")
+    (tmp_path / ".env").write_text(f"{variable}=\n")
+    settings = ServerSettings()
+    assert getattr(settings, field) == default
+    assert field not in settings.model_fields_set
 
 
 TRIMMED = ["API_TOKEN", "INNER_API_KEY"]
@@ -126,7 +138,9 @@ URLS = [
     ("MODEL_BASE_URLS", ' ["http://a/v1/", " https://b"]', ("http://a/v1", "https://b")),
     ("MODEL_BASE_URLS", "", ()),
     ("ALLOWED_ORIGINS", "[]", ()),
-]
+    ("ALLOWED_ORIGINS", "https://A.example/, http://a:8080,http://[::1]:80,app-extension://abc",
+     ("https://A.example", "http://a:8080", "http://[::1]:80", "app-extension://abc")),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("variable", "text", "value"), URLS)
@@ -148,11 +162,20 @@ BAD_URLS = [
     ("SANDBOX_FILES_BASE_URL", "/files", "must be an http:// or https:// URL"),
     ("LOCAL_SANDBOX_ENDPOINT", "sandbox:5004", "DIFY_AGENT_LOCAL_SANDBOX_ENDPOINT must be an http"),
     ("LOCAL_SANDBOX_WORKSPACE_ROOT", "work", "must be an absolute POSIX path"),
-    ("LOCAL_SANDBOX_MATERIALIZED_HOME_ROOT", "", "must be an absolute POSIX path"),
+    ("LOCAL_SANDBOX_MATERIALIZED_HOME_ROOT", " ", "must be an absolute POSIX path"),
     ("LOCAL_SANDBOX_HOME_SNAPSHOT_ROOT", "./x", "must be an absolute POSIX path"),
     ("MODEL_BASE_URLS", "[1]", "must be a JSON array of strings or a comma-separated list"),
     ("ALLOWED_ORIGINS", '["http://a"', "must be a JSON array of strings or a comma-separated list"),
-]
+    *(
+        ("MODEL_BASE_URLS", f"http://good/v1,{bad}", "each of DIFY_AGENT_MODEL_BASE_URLS must")
+        for bad in ("localhost:11434/v1", "ftp://a", "http://", "http://a b", "http://a?x=1", "http://a#f", "*")
+    ),
+    *(
+        ("ALLOWED_ORIGINS", f"http://good,{bad}", "each of DIFY_AGENT_ALLOWED_ORIGINS must be scheme://host[:port]")
+        for bad in ("a.example", "*", "https://*.example", "http://", "http://a/b", "http://a?x", "http://a#f",
+                    "http://u@a", "http://a:x", "http://a:99999", "http://a b", "null", "//a")
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("variable", "text", "message"), BAD_URLS)
@@ -248,6 +271,14 @@ def test_redact_patterns_are_judged_when_parsed(text: str) -> None:
         settings.parse_shell_redact_patterns()
 
 
+@pytest.mark.parametrize("pattern", ["(", "a**", "[", "x{99999999999999999999}", "(?P<s3cret"])
+def test_redact_patterns_are_regular_expressions(pattern: str) -> None:
+    settings = ServerSettings(shell_redact_patterns=json.dumps(["fine", pattern]))
+    message = r"^pattern 2 of DIFY_AGENT_SHELL_REDACT_PATTERNS is not a regular expression$"
+    with pytest.raises(ValueError, match=message):
+        settings.parse_shell_redact_patterns()
+
+
 SECRETS = [
     "redis_url", "api_token", "plugin_daemon_api_key", "inner_api_key", "local_sandbox_auth_token",
     "enterprise_sandbox_gateway_auth_token", "e2b_api_key",
@@ -293,6 +324,15 @@ class TestSources:
         monkeypatch.setenv("dify_agent_Redis_Prefix", "environment")
         assert ServerSettings().redis_prefix == "environment"
         assert ServerSettings(redis_prefix="argument").redis_prefix == "argument"
+
+    def test_an_empty_variable_leaves_it_to_the_next_source(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        (tmp_path / ".env").write_text("DIFY_AGENT_API_TOKEN=t\n")
+        monkeypatch.setenv("DIFY_AGENT_API_TOKEN", "")
+        assert ServerSettings().api_token == "t"
+        monkeypatch.setenv("DIFY_AGENT_API_TOKEN", " ")
+        assert ServerSettings().api_token is None, "a blank one is a value, and means none"
 
     def test_files_are_merged(self, tmp_path: Path) -> None:
         (tmp_path / ".env").write_text("DIFY_AGENT_REDIS_PREFIX=a\nDIFY_AGENT_API_TOKEN=t\n")

@@ -1,0 +1,5 @@
+"""``python -m dify_agent``, the same as ``dify-agent``."""
+
+from dify_agent.cli import main
+
+main()

@@ -193,8 +193,8 @@ async def test_two_prefixes_on_one_server_do_not_see_each_other(store_server, pr
 @pytest.mark.slow
 async def test_a_run_silent_for_longer_than_the_retention_lives_while_it_is_touched(store_server, prefix, witness):
     run, gone = run_id(), run_id()
-    async with open_redis_store(store_server.url, prefix=prefix, retention_seconds=1) as store:
-        checked = CheckedStore(store, witness, prefix, retention_seconds=1)
+    async with open_redis_store(store_server.url, prefix=prefix, retention_seconds=3) as store:
+        checked = CheckedStore(store, witness, prefix, retention_seconds=3)
         await checked.create_run(running(gone), OWNER)
         await checked.create_run(running(run), OWNER)
         while witness.exists(f"{prefix}:runs:{{{gone}}}:record"):

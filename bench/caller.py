@@ -15,13 +15,15 @@ RUN_SECONDS = 30.0
 """A run that takes longer is stuck."""
 
 
+def compose(*layers: dict[str, Any]) -> bytes:
+    """A create request with a prompt and these layers."""
+    prompt = {"name": "prompt", "type": "plain.prompt", "config": {"user": "Hello."}}
+    return json.dumps({"composition": {"layers": [prompt, *layers]}}).encode()
+
+
 def run_of(turn: dict[str, Any]) -> bytes:
     """A create request whose model does one turn."""
-    layers = [
-        {"name": "prompt", "type": "plain.prompt", "config": {"user": "Hello."}},
-        {"name": "llm", "type": "scripted.model", "config": {"turns": [turn]}},
-    ]
-    return json.dumps({"composition": {"layers": layers}}).encode()
+    return compose({"name": "llm", "type": "scripted.model", "config": {"turns": [turn]}})
 
 
 def text_run(deltas: int) -> bytes:
@@ -52,8 +54,15 @@ class Caller:
         Raises:
             RuntimeError: the run did not succeed.
         """
+        await self.read(await self.create(body))
+
+    async def read(self, run_id: str) -> None:
+        """Read a run's stream from the first event to the last.
+
+        Raises:
+            RuntimeError: the run did not succeed.
+        """
         with trio.fail_after(RUN_SECONDS):
-            run_id = await self.create(body)
             async with self._http.stream("GET", f"/runs/{run_id}/events/sse") as response:
                 text = b"".join([chunk async for chunk in response.aiter_bytes()])
         if b"event: run_started\n" not in text or b"event: run_succeeded\n" not in text:

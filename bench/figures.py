@@ -12,13 +12,21 @@ class Figure:
     unit: str
     meaning: str
     target: float | None = None
-    """At most this much; None: for information."""
+    """At most this much, unless ``more_is_better``: then at least. None: for information."""
     ratio_of: tuple[str, str] | None = None
     """Keys of the numerator and the denominator."""
+    more_is_better: bool = False
+
+    @property
+    def bound(self) -> str:
+        """The target as the report says it."""
+        return "" if self.target is None else f"{'≥' if self.more_is_better else '≤'} {self.target:g}"
 
     def met(self, value: float) -> bool | None:
         """Whether the value meets the target; None without a target."""
-        return None if self.target is None else value <= self.target
+        if self.target is None:
+            return None
+        return value >= self.target if self.more_is_better else value <= self.target
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +48,14 @@ class Effort:
     server_runs: int
     """Runs in one sample of the server."""
     held_runs: int
+    stream_deltas: int
+    """Of the run whose events are delivered."""
+    latencies: int
+    """Of each kind."""
 
 
-FULL = Effort(samples=5, loop_seconds=0.5, server_runs=200, held_runs=500)
-QUICK = Effort(samples=3, loop_seconds=0.15, server_runs=50, held_runs=150)
+FULL = Effort(samples=5, loop_seconds=0.5, server_runs=200, held_runs=500, stream_deltas=5000, latencies=100)
+QUICK = Effort(samples=3, loop_seconds=0.15, server_runs=50, held_runs=150, stream_deltas=1000, latencies=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +64,11 @@ class Measurement:
 
     keys: Collection[str]
     run: Callable[[Effort], Mapping[str, Reading]]
+
+
+def _rate(key: str, meaning: str, target: float | None = None) -> Figure:
+    """Something delivered per second of CPU."""
+    return Figure(key, "/s", meaning, target, more_is_better=True)
 
 
 FIGURES = (
@@ -94,6 +111,24 @@ FIGURES = (
         15,
     ),
     Figure("rss_kib_per_held_run", "KiB", "memory of the server process per run whose model hangs after a delta", 60),
+    _rate(
+        "sse_live_events_per_cpu_s_1", "events to readers per server CPU second: SSE, one run at full speed, 1 reader"
+    ),
+    _rate("sse_live_events_per_cpu_s_50", "the same, 50 readers", 10_000),
+    _rate("sse_live_events_per_cpu_s_100", "the same, 100 readers"),
+    _rate("sse_paced_events_per_cpu_s_50", "50 readers of a run that says 200 deltas a second: a write each", 10_000),
+    _rate("ws_live_events_per_cpu_s_50", "one run at full speed, 50 WebSocket readers", 10_000),
+    _rate("sse_replay_events_per_cpu_s_1", "a finished run from its first event, 1 SSE reader", 20_000),
+    _rate("sse_replay_events_per_cpu_s_50", "the same, 50 readers at a time", 20_000),
+    _rate("sse_replay_events_per_cpu_s_100", "the same, 100 readers at a time", 20_000),
+    Figure("create_to_first_event_ms", "ms", "from sending a create to a new SSE reader's first event, median"),
+    Figure("create_to_first_event_p95_ms", "ms", "the same, 95th percentile"),
+    Figure("cancel_to_terminal_ms", "ms", "from sending a cancel to a reader's terminal event, median"),
+    Figure("cancel_to_terminal_p95_ms", "ms", "the same, 95th percentile"),
+    Figure("cancel_to_terminal_remote_ms", "ms", "the same, both at a replica that does not execute the run, median"),
+    Figure("cancel_to_terminal_remote_p95_ms", "ms", "the same, 95th percentile"),
+    Figure("redis_connections_200_readers_200_runs", "", "of one server, the greater of two replicas' counts", 10),
+    Figure("cold_start_ms", "ms", "from the start of the process to the first 200 of /readyz", 2000),
 )
 
 

@@ -26,12 +26,11 @@ def show(console: Console, readings: Mapping[str, Reading], keys: Collection[str
 
 
 def _row(figure: Figure, reading: Reading | None) -> tuple[str, ...]:
-    target = "" if figure.target is None else f"≤ {figure.target:g}"
     if reading is None:
-        return figure.key, "–", target, "[red]not measured[/]", figure.meaning
+        return figure.key, "–", figure.bound, "[red]not measured[/]", figure.meaning
     value = f"{_rounded(reading.value):g} {figure.unit}".rstrip()
     note = f" [dim]({reading.note})[/]" if reading.note else ""
-    return figure.key, value, target, _VERDICTS[figure.met(reading.value)], figure.meaning + note
+    return figure.key, value, figure.bound, _VERDICTS[figure.met(reading.value)], figure.meaning + note
 
 
 def write(readings: Mapping[str, Reading], keys: Collection[str]) -> Path:

@@ -152,8 +152,9 @@ def sse_frame(event_id: str, event_type: str, payload: bytes) -> bytes:
     character's encoding occurs inside another's, and outside its strings JSON has none of them.
     """
     data = splice_id(event_id, payload)
-    for raw, escaped in _LINE_ENDS:
-        data = data.replace(raw, escaped)
+    if not data.isascii():  # a quarter of the cost where there is nothing to look for
+        for raw, escaped in _LINE_ENDS:
+            data = data.replace(raw, escaped)
     return b"id: %b\nevent: %b\ndata: %b\n\n" % (event_id.encode(), event_type.encode(), data)
 
 

@@ -11,9 +11,6 @@ once, or twice where both the registry and the run's log may say it: it is never
 REPLY_SIZE: Final = 1
 """A question gets one answer; a slot for it means that answering never waits for an asker who has gone."""
 
-STREAM_SIZE: Final = 0
-"""Between a stream's reader task and its response body: nothing is read ahead, the socket's buffer is enough."""
-
 
 class ByteBudget:
     """Counts bytes that are held somewhere, and lets producers wait until the count is below the limit.

@@ -16,8 +16,6 @@ from quart.wrappers import Request, Websocket
 from quart.wrappers.response import DataBody, Response
 from quart_trio.asgi import TrioASGIHTTPConnection, TrioASGIWebsocketConnection
 
-from dify_agent.http.streams import EventStream
-
 if TYPE_CHECKING:
     from dify_agent.http.app import RunApp
 
@@ -27,8 +25,7 @@ _ORIGIN: Final = re.compile(r"https?://[^/?#]*", re.IGNORECASE)
 class HttpConnection(TrioASGIHTTPConnection):
     """Runs the app's handler and sends its response; owns the nursery of the request.
 
-    A client that leaves cancels that nursery: the handler, the body and, for an `EventStream`, its task. None of them
-    owns a run.
+    A client that leaves cancels that nursery: the handler and the body. Neither owns a run.
     """
 
     def __init__(self, app: "RunApp", scope: HTTPScope) -> None:
@@ -50,8 +47,6 @@ class HttpConnection(TrioASGIHTTPConnection):
     ) -> None:
         """Run the handler and send what it answers. Time limits are those of the socket (``http.transport``)."""
         response = await self.app.handle_request(request)
-        if isinstance(response, EventStream):
-            nursery.start_soon(response.pump)
         await self._send_response(send, response)
         nursery.cancel_scope.cancel(reason="the response is complete")
 

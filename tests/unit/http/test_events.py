@@ -322,15 +322,45 @@ async def test_heartbeats_come_after_fifteen_seconds_of_silence(autojump_clock):
     assert chunks[2] == b": keepalive\n\n"
 
 
-async def test_the_stream_task_ends_when_nobody_reads_on():
-    run = FakeRun(events=[event(1)])
-    service = FakeService(R=run)
+async def test_a_body_that_is_left_gives_up_its_tail():
+    service = FakeService(R=FakeRun(events=[event(1)]))
     response = event_stream(await service.open_tail("R", START), 15)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(response.pump)
+    async with response.response as chunks:
+        assert await anext(aiter(chunks))
+        assert not service.tails[0].closed
+    assert service.tails[0].closed
+
+
+async def test_a_body_that_is_cancelled_while_it_waits_gives_up_its_tail():
+    service = FakeService(R=FakeRun())
+    response = event_stream(await service.open_tail("R", START), 15)
+    with trio.move_on_after(0.05) as scope:
         async with response.response as chunks:
-            assert await anext(aiter(chunks))
-        run.add(event(2))  # the task writes to a reader who has gone, and ends
+            await anext(aiter(chunks))
+    assert scope.cancelled_caught
+    assert service.tails[0].closed
+
+
+async def test_a_log_that_is_always_ready_lets_others_run():
+    run = FakeRun()
+    run.add(*(event(n) for n in range(1, 50)))
+    response = event_stream(await FakeService(R=run).open_tail("R", START), 15)
+    turns = 0
+
+    async def other() -> None:
+        nonlocal turns
+        while True:
+            await trio.lowlevel.checkpoint()
+            turns += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(other)
+        async with response.response as chunks:
+            for n in range(50, 60):
+                run.add(event(n))
+                await anext(aiter(chunks))
+        nursery.cancel_scope.cancel()
+    assert turns >= 9
 
 
 def test_an_empty_batch_writes_nothing():

@@ -284,7 +284,7 @@ async def test_a_stalled_reader_is_cut_in_normal_life_too():
     service = FakeService(R=flood())
     async with serving(service, stream_stall_seconds=0.2) as server:
         async with await stalled_reader(server, service) as stream:
-            await until(lambda: service.tails[0].cancelled)
+            await until(lambda: service.tails[0].closed)
             data = await read_all(stream)
     assert not data.endswith(b"0\r\n\r\n")
 

@@ -55,7 +55,8 @@ class BodyReader:
             HttpError: 422, the body is not JSON, which is said before anything about credentials (quirk Q6).
             RequestTimeout: it did not arrive in time.
         """
-        raw = await _read_up_to(request, PREAUTH_BODY_BYTES)
+        # The body's own count of what arrived begins anew with each piece that is taken, so its limit is applied here.
+        raw = await _read_up_to(request, min(PREAUTH_BODY_BYTES, request.max_content_length or PREAUTH_BODY_BYTES))
         if raw is None:
             return HttpError(refusal.status, refusal.detail, {**(refusal.headers or {}), "Connection": "close"})
         parse_body(raw, request.headers.get("Content-Type"))

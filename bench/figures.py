@@ -96,13 +96,14 @@ FIGURES = (
     ),
     Figure("server_cpu_ms_run_20_deltas", "ms", "CPU of the server process per run: create, 20 deltas, one SSE reader"),
     Figure("server_cpu_ms_run_20_deltas_at_10", "ms", "the same with 10 runs at a time"),
+    Figure("agent_ms_20_deltas_beside_server", "ms", "Agent again, its samples taken in turn with the server's"),
     Figure("server_cpu_us_per_delta", "µs", "server CPU per delta: (200 − 20 deltas) / 180, one run at a time"),
     Figure(
         "server_run_20_deltas_vs_agent",
         "",
         "server CPU per run / Agent's alone",
         1.2,
-        ("server_cpu_ms_run_20_deltas", "agent_ms_20_deltas"),
+        ("server_cpu_ms_run_20_deltas", "agent_ms_20_deltas_beside_server"),
     ),
     Figure(
         "redis_commands_per_run",

@@ -21,7 +21,8 @@ SIDES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _sample(side: str, seconds: float) -> dict[int, float]:
+def sample_side(side: str, seconds: float) -> dict[int, float]:
+    """CPU milliseconds per run by number of deltas, measured in a process of its own."""
     command = [sys.executable, "-m", *SIDES[side], str(seconds)]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, timeout=SAMPLE_SECONDS, check=True)
     return {int(deltas): ms for deltas, ms in json.loads(done.stdout).items()}
@@ -37,7 +38,7 @@ def measure_loops(effort: Effort) -> dict[str, Reading]:
     found: dict[str, list[float]] = {}
     for _ in range(effort.samples):
         for side in SIDES:
-            for deltas, ms in _sample(side, effort.loop_seconds).items():
+            for deltas, ms in sample_side(side, effort.loop_seconds).items():
                 found.setdefault(f"{side}_ms_{deltas}_deltas", []).append(ms)
     return {key: spread(values) for key, values in found.items()}
 

@@ -4,7 +4,7 @@ import trio
 
 from bench.caller import Caller, open_caller, text_run
 from bench.figures import Effort, Measurement, Reading
-from bench.loops import spread
+from bench.loops import sample_side, spread
 from bench.replica import Replica, replica
 
 FEW, MANY = 20, 200
@@ -12,6 +12,7 @@ AT_ONCE = 10
 
 ALONE = "server_cpu_ms_run_20_deltas"
 TOGETHER = "server_cpu_ms_run_20_deltas_at_10"
+AGENT_BESIDE = "agent_ms_20_deltas_beside_server"
 PER_DELTA = "server_cpu_us_per_delta"
 
 
@@ -24,15 +25,22 @@ async def _cpu_ms(server: Replica, caller: Caller, deltas: int, runs: int, at_on
 
 async def _measure(effort: Effort) -> dict[str, Reading]:
     runs = effort.server_runs
-    alone, together, long = [], [], []
+    alone, together, long, agent = [], [], [], []
     async with replica() as server, open_caller(server) as caller:
         await caller.runs(text_run(FEW), runs // 2, at_once=AT_ONCE)  # warm-up
         for _ in range(effort.samples):
             alone.append(await _cpu_ms(server, caller, FEW, runs))
             long.append(await _cpu_ms(server, caller, MANY, runs))
             together.append(await _cpu_ms(server, caller, FEW, runs, AT_ONCE))
+            # In turn with the server: the machine's speed changes by a quarter from one minute to the next.
+            agent.append((await trio.to_thread.run_sync(sample_side, "agent", effort.loop_seconds))[FEW])
     per_delta = [1000 * (many - few) / (MANY - FEW) for few, many in zip(alone, long, strict=True)]
-    return {ALONE: spread(alone), TOGETHER: spread(together), PER_DELTA: spread(per_delta)}
+    return {
+        ALONE: spread(alone),
+        TOGETHER: spread(together),
+        PER_DELTA: spread(per_delta),
+        AGENT_BESIDE: spread(agent),
+    }
 
 
 def measure_server_cpu(effort: Effort) -> dict[str, Reading]:
@@ -40,4 +48,4 @@ def measure_server_cpu(effort: Effort) -> dict[str, Reading]:
     return trio.run(_measure, effort)
 
 
-SERVER_CPU = Measurement([ALONE, TOGETHER, PER_DELTA], measure_server_cpu)
+SERVER_CPU = Measurement([ALONE, TOGETHER, PER_DELTA, AGENT_BESIDE], measure_server_cpu)

@@ -237,5 +237,6 @@ async def test_the_log_names_each_step_with_its_counts(store: StoreServer):
     assert (records["draining"]["active_runs"], records["draining"]["grace_seconds"]) == (3, 0.3)
     assert records["grace is over, runs are stopped"]["active_runs"] == 3
     assert 0.3 <= records["drained"]["seconds"] < 3
+    assert any(event.startswith("listener closed, connections open: ") for event in records)
     steps = ["stopping", "draining", "grace is over, runs are stopped", "drained", "stopped"]
     assert [event for event in records if event in steps] == steps

@@ -115,6 +115,7 @@ async def serve_http(
             await shutdown_trigger()
             accepting.cancel_scope.cancel(reason="the server was told to stop")
         await context.terminated.set()
+        logger.info("listener closed, connections open: %d", len(open_connections))
         for connection in list(open_connections):
             connection.stop(min(STOPPING_STALL_SECONDS, settings.stream_stall_seconds), settings.graceful_seconds)
         connections.cancel_scope.deadline = trio.current_time() + settings.graceful_seconds

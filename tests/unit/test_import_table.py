@@ -25,7 +25,7 @@ TABLE: dict[str, frozenset[str]] = {
     "supervisor": frozenset({"actors", "store.base", "protocol"}),
     "http": frozenset({"supervisor.handle", "events", "store.base", "protocol"}),
 }
-COMPOSITION = frozenset({"main", "cli", "server", "testing", "__main__"})
+COMPOSITION = frozenset({"main", "cli", "server", "__main__"})
 """May import everything; ``main`` and ``cli`` are the only ones that name concrete variants."""
 
 

@@ -91,9 +91,8 @@ class Finalizer:
             _log.debug("run ended", run_id=self._run_id, status=outcome.status)
             return
         ending = proposed_ending(done, stop)
-        reason = ending.reason if isinstance(ending, Failed) else None
-        kind = ending.error_type if isinstance(ending, Failed) else None
-        _log.info("run failed", run_id=self._run_id, reason=reason, error_type=kind)
+        failure = ending if isinstance(ending, Failed) else Failed("")  # a success that could not be stored
+        _log.info("run failed", run_id=self._run_id, reason=failure.reason, error_type=failure.error_type)
 
     def _reduce(self, error: Exception) -> bool:
         """The store refuses this very ending (too large for it, say): propose a failure without a snapshot instead."""

@@ -5,8 +5,8 @@ from typing import Final
 import trio
 
 RUN_INBOX_SIZE: Final = 16
-"""A run actor's inbox. It is sent at most two phase reports, the end of the work, and each of the six kinds of stop
-once, or twice where both the registry and the run's log may say it: it is never full."""
+"""A run actor's inbox. It is sent at most two phase reports, the end of the work, and each of the seven kinds of stop
+once (cancel, shutdown and observer by the registry, the others by the run's log): ten, so it is never full."""
 
 REPLY_SIZE: Final = 1
 """A question gets one answer; a slot for it means that answering never waits for an asker who has gone."""

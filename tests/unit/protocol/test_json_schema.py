@@ -62,3 +62,87 @@ def test_recursive_schemas_follow_the_value() -> None:
 
 def test_data_keywords_are_not_looked_into() -> None:
     compile_schema({"enum": [{"$ref": "#/$defs/none"}] * 10})
+
+
+def chain(form: str, length: int) -> dict[str, Any]:
+    """Schemas of which each refers to the one before twice, in one of the ways that references can be written."""
+
+    def twice(reference: str, **more: Any) -> dict[str, Any]:
+        return {"allOf": [{"$ref": reference}] * 2, **more}
+
+    steps = range(1, length)
+    last = length - 1
+    match form:
+        case "property named like a data keyword":
+            names: dict[str, Any] = {"n0": {"properties": {"default": {}}}}
+            names |= {f"n{i}": {"properties": {"default": twice(f"#/$defs/n{i - 1}")}} for i in steps}
+            return {"$defs": names, "$ref": f"#/$defs/n{last}"}
+        case "percent-encoded":
+            names = {"n 0": {}} | {f"n {i}": twice(f"#/$defs/n%20{i - 1}") for i in steps}
+            return {"$defs": names, "$ref": f"#/$defs/n%20{last}"}
+        case "position in a list":
+            return {"allOf": [{}, *(twice(f"#/allOf/{i - 1}") for i in steps)]}
+        case "anchor":
+            names = {"n0": {"$anchor": "n0"}} | {f"n{i}": twice(f"#n{i - 1}", **{"$anchor": f"n{i}"}) for i in steps}
+            return {"$defs": names, "$ref": f"#n{last}"}
+        case "dynamic":
+            names = {"n0": {}}
+            names |= {f"n{i}": {"allOf": [{"$dynamicRef": f"#/$defs/n{i - 1}"}] * 2} for i in steps}
+            return {"$defs": names, "$dynamicRef": f"#/$defs/n{last}"}
+        case "inner document":
+            return {"properties": {"a": doubling(length) | {"$id": "http://example.com/inner"}}}
+        case "within data":
+            return {"enum": [{}, *(twice(f"#/enum/{i - 1}") for i in steps)], "$ref": f"#/enum/{last}"}
+        case _:
+            raise AssertionError(form)
+
+
+FORMS = [
+    "property named like a data keyword",
+    "percent-encoded",
+    "position in a list",
+    "anchor",
+    "dynamic",
+    "inner document",
+    "within data",
+]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_doubling_is_refused_however_the_references_are_written(form: str) -> None:
+    compile_schema(chain(form, 5)).is_valid({"a": 1, "default": 1})
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="subschemas"):
+        compile_schema(chain(form, 40))
+    assert time.monotonic() - began < SECONDS
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_long_chains_are_refused(backwards: bool) -> None:
+    steps = [{"not": {"$ref": f"#/enum/{i + 1}"}} for i in range(30_000)]
+    schema: dict[str, Any] = {"enum": [*steps, {}]}
+    if backwards:
+        schema["allOf"] = [{"$ref": f"#/enum/{i}"} for i in range(30_000, 28_000, -300)]
+    else:
+        schema["$ref"] = "#/enum/0"
+    with pytest.raises(ValueError, match="levels deep"):
+        compile_schema(schema)
+
+
+def test_chains_of_usual_length_are_followed() -> None:
+    names = {f"n{i}": {"not": {"$ref": f"#/$defs/n{i + 1}"}} for i in range(200)}
+    schema = {"$defs": {**names, "n200": {"type": "integer"}}, "$ref": "#/$defs/n0"}
+    assert compile_schema(schema).is_valid(1)
+    assert not compile_schema(schema).is_valid("x")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"$ref": {"type": "integer"}, "const": {"type": "integer"}}},
+        {"$defs": {"enum": {"type": "integer"}}, "properties": {"$ref": {"$ref": "#/$defs/enum"}}},
+    ],
+)
+def test_property_names_are_no_keywords(schema: dict[str, Any]) -> None:
+    assert compile_schema(schema).is_valid({"$ref": 1})
+    assert not compile_schema(schema).is_valid({"$ref": "x"})

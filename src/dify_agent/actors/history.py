@@ -3,20 +3,31 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse
+from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, RetryPromptPart, ToolReturnPart
 
 
 def stored_form(messages: Sequence[ModelMessage], *, finished: bool) -> list[ModelMessage]:
     """The messages as the history layer stores them.
 
-    System prompts belong to the run that sent them: ``instructions`` is cleared. When the loop did not finish, calls
-    that a complete last response leaves pending are marked interrupted, or the next ordinary prompt would be refused.
+    System prompts belong to the run that sent them: ``instructions`` is cleared. When the run did not finish, nobody
+    will answer the calls it leaves pending: the tail that holds them is marked interrupted, or the next ordinary prompt
+    would be refused (decision R19).
     """
     stored: list[ModelMessage] = [
         replace(message, instructions=None) if isinstance(message, ModelRequest) and message.instructions else message
         for message in messages
     ]
     last = stored[-1]
-    if not finished and isinstance(last, ModelResponse) and last.state == "complete" and last.tool_calls:
+    if not finished and last.state == "complete" and _leaves_calls_pending(stored):
         stored[-1] = replace(last, state="interrupted")
     return stored
+
+
+def _leaves_calls_pending(messages: Sequence[ModelMessage]) -> bool:
+    """Whether the last response has calls that nothing behind it answers."""
+    answered: set[str] = set()
+    for message in reversed(messages):
+        if isinstance(message, ModelResponse):
+            return any(call.tool_call_id not in answered for call in message.tool_calls)
+        answered |= {part.tool_call_id for part in message.parts if isinstance(part, (ToolReturnPart, RetryPromptPart))}
+    return False

@@ -1,11 +1,20 @@
 """What of a run's messages is kept for the next one."""
 
 import pytest
-from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, UserPromptPart
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
 
 from dify_agent.actors.history import stored_form
 
 CALL = ToolCallPart("look", {}, "1")
+QUESTION = ToolCallPart("ask_human", {}, "2")
 
 
 def asked(instructions: str | None = "be brief") -> ModelRequest:
@@ -51,3 +60,19 @@ def test_calls_that_nobody_will_answer_are_marked(last: ModelResponse, finished:
 def test_only_the_last_response_is_marked() -> None:
     stored = stored_form([asked(), answered(CALL), asked(None)], finished=False)
     assert stored[1].state == "complete"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("calls", "finished", "state"),
+    [
+        ([CALL, QUESTION], False, "interrupted"),
+        ([CALL, QUESTION], True, "complete"),
+        ([CALL], False, "complete"),
+    ],
+)
+def test_results_beside_calls_that_nobody_will_answer_are_marked(calls, finished, state) -> None:
+    """A mixed response whose questions cannot be put to anyone: the ordinary results are the tail."""
+    results = ModelRequest(parts=[ToolReturnPart("look", "seen", "1")])
+    stored = stored_form([asked(), answered(*calls), results], finished=finished)
+    assert stored[-1].state == state
+    assert stored[1].state == "complete"

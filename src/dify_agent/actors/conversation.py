@@ -20,7 +20,7 @@ from dify_agent.actors.messages import Succeeded
 from dify_agent.actors.prompts import is_blank, render_instructions, user_input
 from dify_agent.errors import EMPTY_PROMPT, AgentRunValidationError
 from dify_agent.layers.registry import PydanticAIHistoryLayer
-from dify_agent.loop.port import Capture, LoopRequest, LoopResult, ModelLayer, OutputContract, OutputLayer
+from dify_agent.loop.port import Capture, HumanLayer, LoopRequest, LoopResult, ModelLayer, OutputContract, OutputLayer
 from dify_agent.loop.run import run_agent_loop
 from dify_agent.protocol.schemas import (
     DIFY_AGENT_HISTORY_LAYER_ID,
@@ -57,11 +57,12 @@ async def converse(
     finished = False
     try:
         result = await _under_deadline(loop_request, env, events, capture)
+        ending = _ending(result, _human_layer(run), history)
         finished = True
     finally:
         if history is not None and capture.messages:
             history.replace_messages(stored_form(capture.messages, finished=finished))
-    return _result(result)
+    return ending
 
 
 async def _under_deadline(
@@ -103,6 +104,7 @@ async def _loop_request(
         instructions=instructions,
         tools=tools,
         output=output,
+        allow_deferred=True,  # whether a deferred call is a valid end is for `_ending` to say, which names the reason
         model_settings=model_layer.get_model_settings(),
         tool_concurrency=env.tool_concurrency,
         tool_threads=env.tool_threads,
@@ -145,9 +147,31 @@ def _tools(run: Run) -> list[Tool[Any]]:
     return tools
 
 
-def _result(result: LoopResult) -> Succeeded:
-    if isinstance(result, DeferredToolRequests):
+def _human_layer(run: Run) -> HumanLayer | None:
+    """The layer whose questions end a run; a disabled one asks none."""
+    for slot in run.slots.values():
+        if isinstance(slot.layer, HumanLayer) and slot.layer.enabled:
+            return slot.layer
+    return None
+
+
+def _ending(result: LoopResult, human: HumanLayer | None, history: PydanticAIHistoryLayer | None) -> Succeeded:
+    """What the run succeeds with.
+
+    Raises:
+        AgentRunValidationError: the loop ended with calls that no later run could answer (protocol 3.2, P7).
+    """
+    if not isinstance(result, DeferredToolRequests):
+        return Succeeded(output=to_jsonable_python(result))
+    if human is None:
         raise AgentRunValidationError(
             "Deferred tool requests were returned, but no active ask_human layer is available for validation."
         )
-    return Succeeded(output=to_jsonable_python(result))
+    if history is None:
+        raise AgentRunValidationError(
+            "ask_human deferred tool requests require a 'history' layer so the pending tool call can be resumed."
+        )
+    try:
+        return Succeeded(deferred=human.deferred_call(result))
+    except ValueError as error:
+        raise AgentRunValidationError(str(error)) from error

@@ -1,18 +1,25 @@
 """Prompts: whether there is one, and the form in which the loop gets it (layers 4, 3.2)."""
 
 import inspect
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from pydantic import BaseModel
 from pydantic_ai.messages import UserContent
+from pydantic_core import from_json
 
-from agenton.layers import LayerConfig
 from dify_agent.protocol.schemas import DIFY_AGENT_MODEL_LAYER_ID, CreateRunRequest
 
-_PLAIN_PROMPT_TYPE: Final = "plain.prompt"
 _WITHOUT_PROMPTS: Final = frozenset(
-    {"pydantic_ai.history", "pydantic_ai.model", "scripted.model", "scripted.tools", "dify.execution_context"}
+    {
+        "pydantic_ai.history",
+        "pydantic_ai.model",
+        "scripted.model",
+        "scripted.tools",
+        "dify.execution_context",
+        "dify.output",
+        "dify.ask_human",
+    }
 )
 """Layer types that never contribute a user prompt, so their presence leaves the question decidable."""
 
@@ -26,45 +33,70 @@ def is_blank(prompts: Sequence[UserContent]) -> bool:
 def has_blank_prompt(request: CreateRunRequest) -> bool:
     """Whether the request can be seen, without entering a layer, to have no prompt (decision D1).
 
-    False when it cannot be decided: unknown types and unreadable configs are found later, by the run itself.
+    False when it cannot be decided: unknown types and configs that do not validate are found later, by the run itself.
     """
     if request.deferred_tool_results is not None:
         return False
-    names = {layer.name for layer in request.composition.layers}
-    if DIFY_AGENT_MODEL_LAYER_ID not in names:
+    layers = request.composition.layers
+    if DIFY_AGENT_MODEL_LAYER_ID not in {layer.name for layer in layers}:
         return False
-    items: list[UserContent] = []
-    for layer in request.composition.layers:
-        if layer.type in _WITHOUT_PROMPTS:
-            continue
-        if layer.type != _PLAIN_PROMPT_TYPE:
-            return False
-        user = _user_items(layer.config)
-        if user is None:
-            return False
-        items.extend(user)
-    return is_blank(items)
+    contributors = [layer for layer in layers if layer.type not in _WITHOUT_PROMPTS]
+    if any(layer.type not in _READERS for layer in contributors):
+        return False
+    return all(_is_seen_blank(layer.type, layer.config) for layer in contributors)
 
 
-def _user_items(config: Any) -> list[str] | None:
-    """The ``user`` of a plain prompt, or None when the config is not readable as one."""
-    if isinstance(config, LayerConfig):
-        config = config.model_dump(mode="json")
+def _is_seen_blank(layer_type: str, config: Any) -> bool:
+    members = _members(config)
+    items = None if members is None else _READERS[layer_type](members)
+    return items is not None and is_blank(items)
+
+
+def _members(config: Any) -> dict[str, Any] | None:
+    """The members of a config, parsed as the run parses it (layers 1.6); None when it has none."""
+    if config is None:
+        return {}
+    if isinstance(config, BaseModel):
+        config = config.model_dump(warnings=False)
     if isinstance(config, str | bytes):
         try:
-            config = json.loads(config)
-        except (ValueError, RecursionError):
+            config = from_json(config)
+        except ValueError:
             return None
-    if config is None:
-        return []
-    if not isinstance(config, dict):
+    return config if isinstance(config, dict) else None
+
+
+def _plain_prompt_items(members: dict[str, Any]) -> list[str] | None:
+    """The ``user`` of a plain prompt, or None when the config would not validate."""
+    if not members.keys() <= {"prefix", "user", "suffix"}:
         return None
-    user = config.get("user", [])
-    if isinstance(user, str):
-        return [user]
-    if isinstance(user, list) and all(isinstance(item, str) for item in user):
-        return user
-    return None
+    if not all(_is_text(value) for value in members.values()):
+        return None
+    user = members.get("user", [])
+    return [user] if isinstance(user, str) else user
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(item, str) for item in value))
+
+
+def _user_prompt_items(members: dict[str, Any]) -> list[str] | None:
+    """The ``text`` of a user prompt without files, or None.
+
+    Files need no look: a valid one is an image or, to download, a visible line of the text, so the prompt is not blank;
+    with one that is not valid the config does not validate.
+    """
+    text = members.get("text")
+    if not members.keys() <= {"text", "files"} or members.get("files", []) != []:
+        return None
+    return [text] if isinstance(text, str) and text else None
+
+
+_READERS: Final[Mapping[str, Callable[[dict[str, Any]], list[str] | None]]] = {
+    "plain.prompt": _plain_prompt_items,
+    "dify.user_prompt": _user_prompt_items,
+}
+"""Layer types whose user prompts can be read off their config: the items, or None when that is undecidable."""
 
 
 def user_input(prompts: Sequence[UserContent]) -> str | list[UserContent]:

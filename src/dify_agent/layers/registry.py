@@ -6,9 +6,13 @@ from agenton.compositor import LayerProvider
 from agenton_collections.layers.plain import PromptLayer
 from agenton_collections.layers.pydantic_ai import PydanticAIHistoryLayer
 from agenton_collections.transformers.pydantic_ai import PYDANTIC_AI_TRANSFORMERS
+from dify_agent.layers.ask_human.layer import DifyAskHumanLayer
+from dify_agent.layers.execution_context.layer import DifyExecutionContextLayer
+from dify_agent.layers.output.output_layer import DifyOutputLayer
 from dify_agent.layers.pydantic_ai_model.layer import PydanticAIModelLayer
 from dify_agent.layers.scripted_model.layer import ScriptedModelLayer
 from dify_agent.layers.scripted_tools.layer import ScriptedToolsLayer
+from dify_agent.layers.user_prompt.layer import DifyUserPromptLayer
 from dify_agent.loop.port import ModelLayer, OutputLayer
 from dify_agent.model.provider import ModelRegistry
 
@@ -27,6 +31,10 @@ def create_layer_providers(*, models: ModelRegistry, scripted_layers: bool) -> t
     providers: list[LayerProvider[Any]] = [
         LayerProvider.from_layer_type(PromptLayer),
         LayerProvider.from_layer_type(PydanticAIHistoryLayer),
+        LayerProvider.from_layer_type(DifyUserPromptLayer),
+        LayerProvider.from_layer_type(DifyExecutionContextLayer),
+        LayerProvider.from_layer_type(DifyAskHumanLayer),
+        LayerProvider.from_layer_type(DifyOutputLayer),
         LayerProvider.from_factory(layer_type=PydanticAIModelLayer, create=lambda _: PydanticAIModelLayer(models)),
     ]
     if scripted_layers:

@@ -16,6 +16,8 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, Tool
 from pydantic_ai.usage import RunUsage
 
+from dify_agent.protocol.schemas import DeferredToolCallPayload
+
 EventSink = Callable[[AgentStreamEvent], Awaitable[None]]
 """Takes each event in order, from the loop's own task. May wait (backpressure) and may raise (the run then ends with
 it).
@@ -97,3 +99,19 @@ class OutputLayer(Protocol):
     """A layer that fixes the run's structured output."""
 
     def output_contract(self) -> OutputContract: ...
+
+
+@runtime_checkable
+class HumanLayer(Protocol):
+    """A layer whose tool asks a human: its call ends the run, and the next run brings the answer."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether the layer offers its tool in this run."""
+
+    def deferred_call(self, requests: DeferredToolRequests) -> DeferredToolCallPayload:
+        """The one call that the run ends with, its arguments complete.
+
+        Raises:
+            ValueError: the calls are not exactly one call of the layer's tool; the run fails with the text.
+        """

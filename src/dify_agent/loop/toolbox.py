@@ -1,10 +1,11 @@
 """The tools a run offers, and the validation of their arguments."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from inspect import isawaitable
-from typing import Any
+from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_ai.exceptions import UserError
@@ -16,6 +17,9 @@ from dify_agent.loop.json_schema import JsonSchemaCheck
 from dify_agent.loop.port import OUTPUT_TOOL_NAME, OutputContract
 from dify_agent.loop.retries import DEFAULT_TOOL_RETRIES
 from dify_agent.loop.texts import DEFAULT_OUTPUT_DESCRIPTION
+
+TOOL_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""Names that every provider takes."""
 
 _OBJECT: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 
@@ -89,7 +93,7 @@ async def build_toolbox(tools: Sequence[Tool[Any]], output: OutputContract | Non
     """Prepare the tools once for the whole run; a tool whose ``prepare`` gives None is not offered.
 
     Raises:
-        UserError: two tools have the same name.
+        UserError: two tools have the same name, or one has a name that providers refuse.
     """
     definition = output_definition(output) if output is not None else None
     taken = {definition.name} if definition is not None else set()
@@ -98,6 +102,11 @@ async def build_toolbox(tools: Sequence[Tool[Any]], output: OutputContract | Non
         prepared = await tool.prepare_tool_def(context)
         if prepared is None:
             continue
+        if TOOL_NAME.fullmatch(prepared.name) is None:
+            raise UserError(
+                f"The tool name {prepared.name[:80]!r} cannot be offered to a model: a name has 1 to 64 of the "
+                "characters a-z, A-Z, 0-9, _ and -. Rename the tool in the layer that contributes it."
+            )
         if prepared.name in taken:
             raise UserError(f"Two tools of this run are called {prepared.name!r}; rename one of them.")
         taken.add(prepared.name)

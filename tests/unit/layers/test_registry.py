@@ -16,7 +16,15 @@ async def providers(scripted_layers):
 
 
 async def test_type_ids():
-    plain = ["plain.prompt", "pydantic_ai.history", "pydantic_ai.model"]
+    plain = [
+        "plain.prompt",
+        "pydantic_ai.history",
+        "dify.user_prompt",
+        "dify.execution_context",
+        "dify.ask_human",
+        "dify.output",
+        "pydantic_ai.model",
+    ]
     assert [provider.type_id for provider in await providers(False)] == plain
     assert [provider.type_id for provider in await providers(True)] == [*plain, "scripted.model", "scripted.tools"]
 

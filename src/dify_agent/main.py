@@ -27,6 +27,7 @@ from dify_agent.events.flusher import FlushTimer
 from dify_agent.http.app import create_app
 from dify_agent.http.server import Address, serve_http
 from dify_agent.http.settings import HttpSettings
+from dify_agent.layers.extensions import load_layer_extensions
 from dify_agent.layers.registry import create_layer_providers
 from dify_agent.model.provider import ModelRegistry, open_model_registry
 from dify_agent.settings import ServerSettings
@@ -186,13 +187,18 @@ def build_supervisor(settings: ServerSettings, store: RunStore, models: ModelReg
         linger_seconds=bounds.last_word_seconds,
     )
 
+    own_types = create_layer_providers(models=models, scripted_layers=settings.scripted_layers)
+    installed_types = load_layer_extensions()
+    if installed_types:
+        _log.info("layer types of installed packages", types=[provider.type_id for provider in installed_types])
+
     def environment(on_finished: Callable[[str], None]) -> RunEnvironment:
         return RunEnvironment(
             store=store,
             owner=owner,
             publisher=publisher,
             flush_timer=FlushTimer(),
-            providers=create_layer_providers(models=models, scripted_layers=settings.scripted_layers),
+            providers=(*own_types, *installed_types),
             bounds=bounds,
             coalescing=coalescing,
             tool_concurrency=settings.tool_concurrency,

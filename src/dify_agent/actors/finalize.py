@@ -10,31 +10,20 @@ from typing import Final
 
 import structlog
 import trio
-from pydantic_core import from_json
 
 from dify_agent.actors.environment import RunEnvironment
 from dify_agent.actors.live_log import LiveLog
 from dify_agent.actors.messages import Failed, Interrupted, Stop, StopKind, Succeeded, WorkDone
 from dify_agent.actors.publisher import LogLostError, RunLog
+from dify_agent.actors.terminals import UNWRITABLE, cancellation_terminal, failure_terminal, success_terminal
 from dify_agent.errors import Reason, RunNotFoundError, StoreUnavailableError
-from dify_agent.events import envelope
-from dify_agent.events.json_text import encode
-from dify_agent.protocol.schemas import (
-    RunCancelledEventData,
-    RunFailedEventData,
-    RunFailureType,
-    RunStatus,
-    RunStatusResponse,
-    RunSucceededEventData,
-)
+from dify_agent.protocol.schemas import RunStatusResponse
 from dify_agent.store.base import CancelIntent, FinalizeOutcome, StoredEvent, Terminal
 
 RETRY_FIRST_SECONDS: Final = 0.05
 RETRY_MOST_SECONDS: Final = 1.0
 
 _log = structlog.get_logger()
-_UNWRITABLE: Final = (ValueError, RecursionError)
-"""What serialising raises for values that contain themselves or are nested too deeply."""
 _SILENT: Final = (StopKind.SEALED, StopKind.RECORD_LOST)
 
 
@@ -132,50 +121,21 @@ class Finalizer:
         ending = proposed_ending(done, stop)
         try:
             return self._ending_terminal(ending, done)
-        except _UNWRITABLE as error:
+        except UNWRITABLE as error:
             # The log must end all the same; what cannot be written is left out, and the run has no result then.
             text = ending.error if isinstance(ending, Failed) else f"The run's ending is not JSON: {error}"
             return self._ending_terminal(Failed(text), replace(done, snapshot=None))
 
     def _ending_terminal(self, ending: Succeeded | Failed, done: WorkDone) -> Terminal:
         now = datetime.now(UTC)
-        if isinstance(ending, Succeeded):
-            payload = envelope.run_succeeded(self._run_id, now, _success_data(ending, done))
-            return self._terminal("succeeded", now, payload)
-        data = RunFailedEventData(
-            error=ending.error,
-            error_type=ending.error_type,
-            reason=ending.reason,
-            session_snapshot=done.snapshot,
-            usage=done.usage,
-        )
-        payload = envelope.run_failed(self._run_id, now, data)
-        return self._terminal("failed", now, payload, ending.error, ending.error_type)
+        if isinstance(ending, Failed):
+            return failure_terminal(self._record, now, ending, done.snapshot, done.usage)
+        assert done.snapshot is not None, "proposed_ending lets no success without a snapshot through"
+        return success_terminal(self._record, now, ending, done.snapshot, done.usage)
 
     def _cancel_terminal(self, done: WorkDone, intent: CancelIntent) -> Terminal:
-        now = datetime.now(UTC)
         snapshot = None if self._reduced else done.snapshot
-        data = RunCancelledEventData(
-            reason=intent.reason, message=intent.message, session_snapshot=snapshot, usage=done.usage
-        )
-        try:
-            payload = envelope.run_cancelled(self._run_id, now, data)
-        except _UNWRITABLE:
-            payload = envelope.run_cancelled(self._run_id, now, data.model_copy(update={"session_snapshot": None}))
-        return self._terminal("cancelled", now, payload, intent.message or intent.reason)
-
-    def _terminal(
-        self,
-        status: RunStatus,
-        now: datetime,
-        payload: bytes,
-        error: str | None = None,
-        error_type: RunFailureType | None = None,
-    ) -> Terminal:
-        if error is not None:
-            error = from_json(encode(error))  # as the event has it: an error's text may hold what UTF-8 cannot
-        changes = {"status": status, "updated_at": now, "error": error, "error_type": error_type}
-        return Terminal(self._run_id, self._record.model_copy(update=changes), payload, _milliseconds(now))
+        return cancellation_terminal(self._record, datetime.now(UTC), intent, snapshot, done.usage)
 
     def _seal(self, outcome: FinalizeOutcome, terminal: Terminal) -> FinalizeOutcome:
         # A repeat of an applied transition answers the same id again; readers get the event once.
@@ -219,16 +179,3 @@ def _stopped_failure(stop: Stop) -> Failed:
             return Failed(f"The store refused an event of this run ({stop.detail}); the run was stopped.")
         case _:
             return Failed(f"The run was stopped ({stop.kind}).")
-
-
-def _success_data(ending: Succeeded, done: WorkDone) -> RunSucceededEventData:
-    assert done.snapshot is not None, "proposed_ending lets no success without a snapshot through"
-    if ending.deferred is not None:
-        return RunSucceededEventData(
-            deferred_tool_call=ending.deferred, session_snapshot=done.snapshot, usage=done.usage
-        )
-    return RunSucceededEventData(output=ending.output, session_snapshot=done.snapshot, usage=done.usage)
-
-
-def _milliseconds(now: datetime) -> int:
-    return int(now.timestamp() * 1000)

@@ -1,7 +1,9 @@
-"""The cancel observer: tells this replica's runs about cancel intents, whoever accepted them.
+"""The cancel observer: tells this replica's runs what others did to them in the store.
 
-One blocking read for the whole process, on the replica's own inbox. The inbox is only a bell: it can be lost, so a
-sweep over the intents of all own runs is the safety net, and the intent itself is always what counts.
+That is mostly a cancel intent, whoever accepted it. One blocking read for the whole process, on the replica's own
+inbox, brings those at once. The inbox is only a bell: it can be lost, so a sweep over all own runs is the safety net,
+and the intent itself is always what counts. The sweep also sees a verdict on this replica (it was slow, and taken for
+lost) and a record that is gone; a run without events to write would not notice either by itself.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,12 +25,19 @@ class CancelObserver:
     """Two permanent services over one registry: ``watch_inbox`` and ``sweep``."""
 
     def __init__(
-        self, store: RunStore, owner: Owner, *, tell: Callable[[str, Stop], bool], own_runs: Callable[[], Iterable[str]]
+        self,
+        store: RunStore,
+        owner: Owner,
+        *,
+        tell: Callable[[str, Stop], bool],
+        own_runs: Callable[[], Iterable[str]],
+        has_events: Callable[[str], bool],
     ) -> None:
         self._store = store
         self._owner = owner
         self._tell = tell
         self._own_runs = own_runs
+        self._has_events = has_events
         self._read_to = "0-0"
 
     async def watch_inbox(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -45,12 +54,25 @@ class CancelObserver:
                 self._read_to = entries[-1][0]
 
     async def sweep(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Look at the intents of all own runs, again and again, until cancelled."""
+        """Look at all own runs, again and again, until cancelled."""
         task_status.started()
         while True:
             await trio.sleep(SWEEP_SECONDS)
             with suppress(StoreUnavailableError):
-                await self._look(list(self._own_runs()))
+                await self._sweep()
+
+    async def _sweep(self) -> None:
+        # Asked before the look: only a run that had an event then must have a record now.
+        stored = [run_id for run_id in self._own_runs() if self._has_events(run_id)]
+        looks = await self._store.look(stored) if stored else {}
+        for run_id in stored:
+            look = looks.get(run_id)
+            if look is None or look.record is None:
+                self._tell(run_id, Stop(StopKind.RECORD_LOST))
+            elif look.record.status != "running":
+                self._tell(run_id, Stop(StopKind.SEALED, look.record.status))
+            elif look.intent is not None:
+                self._tell(run_id, Stop(StopKind.CANCEL))
 
     async def _look(self, run_ids: Sequence[str]) -> None:
         """Tell those of the runs that have an intent; a bell without one means nothing."""

@@ -136,6 +136,32 @@ class CancelOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class RunLook:
+    """A run as a reaper or a sweep sees it: three keys, read in one step."""
+
+    record: RunStatusResponse | None
+    """None: there is a record, but it cannot be read."""
+    owner: Owner | None
+    intent: CancelIntent | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a run ends whose owner is lost. The owner is as it was when it was judged, None for a run without one."""
+
+    run_id: str
+    owner: Owner | None
+    failed: Terminal
+    cancelled: Terminal | None
+    """For a run with an accepted intent; None when none was seen."""
+
+
+VerdictOutcome = Literal["failed", "cancelled", "intent", "unapplied", "missing"]
+"""``failed``, ``cancelled``: the run has ended so, by this verdict or by an earlier try of it. ``intent``: one was
+accepted meanwhile, look again. ``unapplied``: the run has ended, or another owner has it. ``missing``: no record."""
+
+
+@dataclass(frozen=True, slots=True)
 class TailsRead:
     """What one read over many logs brought: events by run, and how far the replica's doorbell was read."""
 
@@ -207,8 +233,27 @@ class RunStore(Protocol):
     async def release_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
         """Take finished runs out of the owner's set."""
 
+    async def look(self, run_ids: Sequence[str]) -> dict[str, RunLook]:
+        """Each run's record, owner and intent; runs without a record are left out."""
+
+    async def read_leases(self) -> dict[str, bool]:
+        """Every owner that may have runs, and whether its lease holds."""
+
+    async def read_owned(self, owner_id: str) -> Sequence[str]:
+        """Ids of the runs that the owner executes, or did until a moment ago."""
+
+    async def judge(self, verdict: Verdict) -> VerdictOutcome:
+        """End a run whose owner is lost, unless it has ended or changed its owner. Seals the log."""
+
+    async def forget_runs(self, owner_id: str, run_ids: Sequence[str]) -> None:
+        """Take judged runs out of a lost owner's set, and the owner out of the list of owners when none is left.
+
+        An owner that turns out to live puts itself and its runs back with its next heartbeat.
+        """
+
     async def retire(self, owner: Owner) -> None:
-        """Delete the owner's own keys after a drained shutdown."""
+        """Give the lease up after a drain, and delete the owner's own keys. Runs left in its set are for the others to
+        judge."""
 
     async def ring(self, owner_id: str, run_id: str) -> None:
         """Put a run id into a replica's inbox: 'look at its intent'."""

@@ -26,13 +26,27 @@ from dify_agent.store.base import (
     Owner,
     RecordUnreadableError,
     RunExistsError,
+    RunLook,
     StoredEvent,
     TailsRead,
     Terminal,
+    Verdict,
+    VerdictOutcome,
 )
 from dify_agent.store.connections import Argument, Call, Command, Connections, Lane, Reply, open_connections
 from dify_agent.store.keys import Keys
-from dify_agent.store.lua import APPEND, CREATE, FINALIZE, FINALIZE_CANCEL, READ, REQUEST_CANCEL, TOUCH, Script
+from dify_agent.store.lua import (
+    APPEND,
+    CREATE,
+    FINALIZE,
+    FINALIZE_CANCEL,
+    LOOK,
+    READ,
+    REQUEST_CANCEL,
+    TOUCH,
+    VERDICT,
+    Script,
+)
 from dify_agent.store.urls import parse_store_url
 
 _INBOX_LENGTH = 1000
@@ -72,7 +86,7 @@ class RedisRunStore:
             RunExistsError: another run, or another owner's, has this id.
         """
         run_id, owned = record.run_id, self._keys.runs(owner.id)
-        create = self._call(CREATE, run_id, _record_text(record), f"{owner.epoch}:{owner.id}", self._retention)
+        create = self._call(CREATE, run_id, _record_text(record), _owner_text(owner), self._retention)
         *_, reply = await self._all(Command(b"SADD", (owned, run_id)), self._expire(owned), create, lane=Lane.RUNS)
         if reply != b"created":
             raise RunExistsError(run_id)
@@ -121,8 +135,8 @@ class RedisRunStore:
         word, *rest = _words(reply)
         if word == "missing":
             raise RunNotFoundError(run_id)
-        _, _, owner_id = rest[0].partition(":") if rest else ("", "", "")
-        return CancelOutcome(status=_status(run_id, word), owner_id=owner_id or None)
+        owner = _read_owner(rest[0]) if rest else None
+        return CancelOutcome(status=_status(run_id, word), owner_id=None if owner is None else owner.id)
 
     async def read_intent(self, run_id: str) -> CancelIntent | None:
         return (await self.read_intents([run_id])).get(run_id)
@@ -171,10 +185,55 @@ class RedisRunStore:
         for chunk in _chunks(run_ids):
             await self._all(Command(b"SREM", (self._keys.runs(owner.id), *chunk)), lane=Lane.SERVICES)
 
+    async def look(self, run_ids: Sequence[str]) -> dict[str, RunLook]:
+        found = {}
+        for chunk in _chunks(run_ids):
+            replies = await self._all(*(self._call(LOOK, run_id) for run_id in chunk), lane=Lane.SERVICES)
+            for run_id, reply in zip(chunk, replies, strict=True):
+                record, owner, intent = cast("list[bytes | None]", reply)
+                if record is not None:
+                    found[run_id] = RunLook(
+                        record=_readable_record(record),
+                        owner=None if owner is None else _read_owner(owner.decode()),
+                        intent=None if intent is None else _read_intent(intent),
+                    )
+        return found
+
+    async def read_leases(self) -> dict[str, bool]:
+        (members,) = await self._all(Command(b"SMEMBERS", (self._keys.owners,)), lane=Lane.SERVICES)
+        owners = sorted(member.decode() for member in cast("set[bytes]", members))
+        held = await self._all(
+            *(Command(b"EXISTS", (self._keys.alive(owner),)) for owner in owners), lane=Lane.SERVICES
+        )
+        return {owner: reply == 1 for owner, reply in zip(owners, held, strict=True)}
+
+    async def read_owned(self, owner_id: str) -> Sequence[str]:
+        (members,) = await self._all(Command(b"SMEMBERS", (self._keys.runs(owner_id),)), lane=Lane.SERVICES)
+        return sorted(member.decode() for member in cast("set[bytes]", members))
+
+    async def judge(self, verdict: Verdict) -> VerdictOutcome:
+        failed, cancelled = verdict.failed, verdict.cancelled
+        texts: list[Argument] = [_record_text(failed.record), failed.payload]
+        texts += ["", ""] if cancelled is None else [_record_text(cancelled.record), cancelled.payload]
+        owner = "" if verdict.owner is None else _owner_text(verdict.owner)
+        arguments = (owner, *texts, failed.ms, self._max_length, self._retention)
+        (reply,) = await self._all(self._call(VERDICT, verdict.run_id, *arguments), lane=Lane.SERVICES)
+        word, *rest = _words(reply)
+        return cast("VerdictOutcome", rest[1] if word == "applied" else word)
+
+    async def forget_runs(self, owner_id: str, run_ids: Sequence[str]) -> None:
+        owned = self._keys.runs(owner_id)
+        for chunk in _chunks(run_ids):
+            await self._all(Command(b"SREM", (owned, *chunk)), lane=Lane.SERVICES)
+        (left,) = await self._all(Command(b"SCARD", (owned,)), lane=Lane.SERVICES)
+        if left == 0:
+            await self._all(Command(b"SREM", (self._keys.owners, owner_id)), lane=Lane.SERVICES)
+
     async def retire(self, owner: Owner) -> None:
         keys = self._keys
-        own = (keys.alive(owner.id), keys.runs(owner.id), keys.inbox(owner.id), keys.doorbell(owner.id))
-        await self._all(Command(b"DEL", own), Command(b"SREM", (keys.owners, owner.id)))
+        own = (keys.alive(owner.id), keys.inbox(owner.id), keys.doorbell(owner.id))
+        await self._all(Command(b"DEL", own), lane=Lane.SERVICES)
+        await self.forget_runs(owner.id, ())
 
     async def ring(self, owner_id: str, run_id: str) -> None:
         inbox = self._keys.inbox(owner_id)
@@ -281,6 +340,22 @@ def _read_record(run_id: str, text: Reply) -> RunStatusResponse:
         return RunStatusResponse.model_validate_json(cast("bytes", text))
     except ValidationError:
         raise RecordUnreadableError(run_id) from None
+
+
+def _readable_record(text: bytes) -> RunStatusResponse | None:
+    try:
+        return RunStatusResponse.model_validate_json(text)
+    except ValidationError:
+        return None
+
+
+def _owner_text(owner: Owner) -> str:
+    return f"{owner.epoch}:{owner.id}"
+
+
+def _read_owner(text: str) -> Owner | None:
+    epoch, _, owner_id = text.partition(":")
+    return Owner(owner_id, int(epoch)) if epoch.isdigit() and owner_id else None
 
 
 def _status(run_id: str, word: str) -> RunStatus:

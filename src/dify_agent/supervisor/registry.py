@@ -8,6 +8,7 @@ import trio
 
 from dify_agent.actors.live_log import LiveLog
 from dify_agent.actors.messages import RunMessage, Stop, StopKind
+from dify_agent.protocol.event_id import START
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,11 @@ class RunRegistry:
         """The run's recent events, if it is executed here."""
         entry = self._runs.get(run_id)
         return None if entry is None else entry.live
+
+    def has_events(self, run_id: str) -> bool:
+        """Whether an event of the run is stored, so that its record must exist; False when it is not executed here."""
+        entry = self._runs.get(run_id)
+        return entry is not None and entry.live.top > START
 
     def tell(self, run_id: str, stop: Stop) -> bool:
         """Send ``stop`` to a run, once per kind; False when it is not executed here."""

@@ -15,6 +15,7 @@ from dify_agent.actors.environment import RunEnvironment
 from dify_agent.actors.heartbeat import Heartbeat
 from dify_agent.actors.live_log import LiveLog
 from dify_agent.actors.messages import RunMessage, Stop, StopKind
+from dify_agent.actors.reaper import Reaper
 from dify_agent.actors.run_actor import Admission, RunActor
 from dify_agent.actors.tail_hub import TailHub
 from dify_agent.concurrency.channels import REPLY_SIZE, RUN_INBOX_SIZE
@@ -65,7 +66,14 @@ class Supervisor:
 
     def _own_services(self, lease_seconds: float, retention_seconds: float) -> tuple[ServiceSpec, ...]:
         env, registry = self._env, self._registry
-        observer = CancelObserver(env.store, env.owner, tell=registry.tell, own_runs=registry.run_ids)
+        observer = CancelObserver(
+            env.store,
+            env.owner,
+            tell=registry.tell,
+            own_runs=registry.run_ids,
+            has_events=registry.has_events,
+        )
+        reaper = Reaper(env.store, env.owner, lease_seconds=lease_seconds, own_runs=registry.run_ids)
         heartbeat = Heartbeat(
             env.store,
             env.owner,
@@ -79,6 +87,7 @@ class Supervisor:
             ServiceSpec(name="flush timer", serve=env.flush_timer.serve),
             ServiceSpec(name="cancel inbox", serve=observer.watch_inbox),
             ServiceSpec(name="cancel sweep", serve=observer.sweep),
+            ServiceSpec(name="reaper", serve=reaper.serve),
             ServiceSpec(name="tail hub", serve=self._hub.serve),
             ServiceSpec(name="tail bell", serve=self._hub.ring),
         )
@@ -207,8 +216,12 @@ class Supervisor:
         self._hub.close()
 
     async def retire(self) -> None:
-        """Delete this replica's own keys: it has drained and owns nothing any more. Without a store they expire."""
+        """Delete this replica's own keys: it has drained. Without a store they expire.
+
+        A run that could not be ended stays in the owner's set, and the other replicas judge it.
+        """
         try:
+            await self._env.store.release_runs(self._env.owner, self._registry.take_ended())
             await self._env.store.retire(self._env.owner)
         except StoreUnavailableError as error:
             _log.warning("own keys not deleted, they expire", cause=error.cause)

@@ -21,9 +21,12 @@ from dify_agent.store.base import (
     EventPage,
     FinalizeOutcome,
     Owner,
+    RunLook,
     StoredEvent,
     TailsRead,
     Terminal,
+    Verdict,
+    VerdictOutcome,
 )
 
 
@@ -56,6 +59,8 @@ class FakeStore:
         self.rung: list[tuple[str, str]] = []
         self.inboxes: dict[str, list[tuple[str, str]]] = {}
         self.owned: dict[str, set[str]] = {}
+        self.leases: dict[str, float] = {}
+        """Until when each known owner's lease holds."""
         self.bell = trio.lowlevel.ParkingLot()
         self.appended = trio.lowlevel.ParkingLot()
         self.reading = 0
@@ -182,6 +187,7 @@ class FakeStore:
 
     async def heartbeat(self, owner: Owner, lease_seconds: float) -> None:
         await self._enter("heartbeat")
+        self.leases[owner.id] = trio.current_time() + lease_seconds
 
     async def touch_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
         await self._enter("touch_runs")
@@ -191,8 +197,45 @@ class FakeStore:
         self.owned.setdefault(owner.id, set()).difference_update(run_ids)
         self._leave("release_runs")
 
+    async def look(self, run_ids: Sequence[str]) -> dict[str, RunLook]:
+        await self._enter("look")
+        known = {run_id: self.runs[run_id] for run_id in run_ids if run_id in self.runs}
+        return {run_id: RunLook(run.record, run.owner, run.intent) for run_id, run in known.items()}
+
+    async def read_leases(self) -> dict[str, bool]:
+        await self._enter("read_leases")
+        return {owner_id: trio.current_time() < until for owner_id, until in self.leases.items()}
+
+    async def read_owned(self, owner_id: str) -> Sequence[str]:
+        await self._enter("read_owned")
+        return sorted(self.owned.get(owner_id, ()))
+
+    async def judge(self, verdict: Verdict) -> VerdictOutcome:
+        await self._enter("judge")
+        run = self.runs.get(verdict.run_id)
+        if run is None:
+            return "missing"
+        if run.record.status != "running" or run.owner != verdict.owner:
+            return "unapplied"
+        if run.intent is None:
+            self._seal(run, verdict.failed, "judge")
+            return "failed"
+        if verdict.cancelled is None:
+            return "intent"
+        run.intent = None
+        self._seal(run, verdict.cancelled, "judge")
+        return "cancelled"
+
+    async def forget_runs(self, owner_id: str, run_ids: Sequence[str]) -> None:
+        await self._enter("forget_runs")
+        left = self.owned.setdefault(owner_id, set())
+        left.difference_update(run_ids)
+        if not left:
+            self.leases.pop(owner_id, None)
+
     async def retire(self, owner: Owner) -> None:
         await self._enter("retire")
+        self.leases.pop(owner.id, None)
 
     async def ring(self, owner_id: str, run_id: str) -> None:
         await self._enter("ring")

@@ -25,14 +25,23 @@ class Watch:
 
     store: FakeStore = field(default_factory=FakeStore)
     own: list[str] = field(default_factory=list)
+    young: set[str] = field(default_factory=set)
+    """Runs without a stored event."""
     told: list[tuple[str, float]] = field(default_factory=list)
+    expected: StopKind = StopKind.CANCEL
     observer: CancelObserver = field(init=False)
 
     def __post_init__(self) -> None:
-        self.observer = CancelObserver(self.store, ME, tell=self.tell, own_runs=lambda: self.own)
+        self.observer = CancelObserver(
+            self.store,
+            ME,
+            tell=self.tell,
+            own_runs=lambda: self.own,
+            has_events=lambda run_id: run_id not in self.young,
+        )
 
     def tell(self, run_id: str, stop: Stop) -> bool:
-        assert stop.kind is StopKind.CANCEL
+        assert stop.kind is self.expected
         self.told.append((run_id, trio.current_time()))
         return True
 
@@ -140,7 +149,31 @@ async def test_the_sweep_finds_intents_of_own_runs(autojump_clock: MockClock) ->
 async def test_the_sweep_asks_nothing_without_runs(autojump_clock: MockClock) -> None:
     async with watching(sweep=True) as w:
         await trio.sleep(20)
-        assert w.store.calls["read_intents"] == 0
+        assert w.store.calls["look"] == 0
+
+
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+async def test_the_sweep_tells_a_run_that_it_was_judged(autojump_clock: MockClock, status: str) -> None:
+    async with watching(sweep=True) as w:
+        w.expected = StopKind.SEALED
+        w.run("judged")
+        w.run("healthy")
+        judged = w.store.runs["judged"]
+        judged.record = judged.record.model_copy(update={"status": status})
+        await trio.sleep(SWEEP_SECONDS + 0.1)
+        assert w.told_runs == ["judged"]
+
+
+async def test_the_sweep_tells_a_run_that_its_record_is_gone(autojump_clock: MockClock) -> None:
+    """R21: after FLUSHALL the local runs stop. One that is just being created is none of them."""
+    async with watching(sweep=True) as w:
+        w.expected = StopKind.RECORD_LOST
+        w.run("gone")
+        w.run("young")
+        w.young.add("young")
+        w.store.runs.clear()
+        await trio.sleep(SWEEP_SECONDS + 0.1)
+        assert w.told_runs == ["gone"]
 
 
 async def test_the_sweep_survives_an_outage(autojump_clock: MockClock) -> None:

@@ -378,7 +378,7 @@ async def test_retiring_without_a_store_is_no_failure(autojump_clock: MockClock)
         await w.supervisor.retire()
         w.store.down = True
         await w.supervisor.retire()
-        assert w.store.calls["retire"] == 2
+        assert (w.store.calls["release_runs"], w.store.calls["retire"]) == (2, 1)
 
 
 # Services.
@@ -434,7 +434,7 @@ async def test_runs_that_nobody_can_cancel_any_more_fail(autojump_clock: MockClo
         run_id = await w.create(prompt(), model({"hang": True}))
 
         async def broken(name: str) -> None:
-            if name == "read_intents":
+            if name == "look":
                 raise RuntimeError("redis read failed")
 
         w.store.before = broken

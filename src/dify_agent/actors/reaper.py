@@ -1,0 +1,131 @@
+"""The reaper: ends runs whose owner is lost, so that none stays running for ever (docs/architecture.md, "Orphan
+verdict").
+
+An owner is lost when its lease is gone although the store was seen healthy, without a break, for a whole lease: its
+heartbeats had every chance. A store that was away, or a reaper that was itself stopped for a while, starts that time
+anew; otherwise an outage longer than the lease would condemn every healthy replica. Owners renew at once when the store
+is back.
+
+A verdict names the owner it judged and applies only while the run still has it; it seals the log, which is what stops
+an owner that was only slow.
+"""
+
+import random
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import structlog
+import trio
+
+from dify_agent.actors.messages import Failed
+from dify_agent.actors.terminals import cancellation_terminal, failure_terminal
+from dify_agent.errors import Reason, StoreUnavailableError
+from dify_agent.store.base import Owner, RunLook, RunStore, Verdict, VerdictOutcome
+
+POLL_SECONDS: Final = 1.0
+"""Between two looks at the leases; a verdict is late by at most this and the time of its writing."""
+BREAK_POLLS: Final = 3
+"""A look that comes later than so many polls after the one before is a break: this process was not watching."""
+JUDGED_AT_ONCE: Final = 100
+TRIES: Final = 3
+"""A cancel may be accepted between the look and the verdict; then the run is looked at again."""
+
+_log = structlog.get_logger()
+
+
+class Reaper:
+    """A permanent service; every replica has one, and the store lets one verdict count."""
+
+    def __init__(
+        self, store: RunStore, owner: Owner, *, lease_seconds: float, own_runs: Callable[[], Iterable[str]]
+    ) -> None:
+        self._store = store
+        self._owner = owner
+        self._lease_seconds = lease_seconds
+        self._own_runs = own_runs
+        self._poll_seconds = min(POLL_SECONDS, lease_seconds / BREAK_POLLS)
+        self._healthy_since: float | None = None
+        self._seen_at = 0.0
+        self._strays: frozenset[str] = frozenset()
+        """Runs in the own set that nobody executes, as of the last look."""
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look at all leases, again and again, until cancelled."""
+        task_status.started()
+        while True:
+            # Replicas that started together shall not judge together.
+            await trio.sleep(self._poll_seconds * random.uniform(0.8, 1.0))
+            try:
+                await self._look()
+            except StoreUnavailableError:
+                self._healthy_since = None
+
+    async def _look(self) -> None:
+        leases = await self._store.read_leases()
+        now = trio.current_time()
+        if self._healthy_since is None or now - self._seen_at > BREAK_POLLS * self._poll_seconds:
+            self._healthy_since = now
+        self._seen_at = now
+        if now - self._healthy_since < self._lease_seconds:
+            return
+        for owner_id, held in leases.items():
+            if not held and owner_id != self._owner.id:
+                await self._reap(owner_id)
+        await self._reap_strays()
+        self._seen_at = trio.current_time()  # judging many runs takes time, and every answer was one of the store
+
+    async def _reap(self, owner_id: str) -> None:
+        run_ids = await self._store.read_owned(owner_id)
+        if run_ids:
+            _log.warning("owner lost, its runs are judged", owner=owner_id, runs=len(run_ids))
+        for start in range(0, len(run_ids), JUDGED_AT_ONCE):
+            # It may have come back while others of its runs were judged.
+            if (await self._store.read_leases()).get(owner_id):
+                return
+            await self._judge(owner_id, run_ids[start : start + JUDGED_AT_ONCE])
+        if not run_ids:
+            await self._store.forget_runs(owner_id, ())
+
+    async def _reap_strays(self) -> None:
+        """Own runs that no actor executes any more although they never ended: its failure is an owner lost as well."""
+        active = set(self._own_runs())
+        strays = frozenset(await self._store.read_owned(self._owner.id)) - active
+        # Twice in a row: a run that has just begun or ended is on its way into the set or out of it.
+        await self._judge(self._owner.id, sorted(strays & self._strays))
+        self._strays = strays
+
+    async def _judge(self, owner_id: str, run_ids: Sequence[str]) -> None:
+        """End those of the runs that are running and belong to the owner; then the owner has none of them any more."""
+        if not run_ids:
+            return
+        looks = await self._store.look(run_ids)
+        for run_id, look in looks.items():
+            if look.record is None:
+                _log.error("record of a lost owner's run cannot be read, it is left alone", run_id=run_id)
+            elif look.record.status == "running" and (look.owner is None or look.owner.id == owner_id):
+                outcome = await self._end(run_id, look)
+                _log.warning("run judged, its owner is lost", run_id=run_id, owner=owner_id, outcome=outcome)
+        await self._store.forget_runs(owner_id, run_ids)
+
+    async def _end(self, run_id: str, look: RunLook | None) -> VerdictOutcome:
+        outcome: VerdictOutcome = "missing"
+        for _ in range(TRIES):
+            if look is None or look.record is None:
+                return "missing"
+            outcome = await self._store.judge(self._verdict(run_id, look))
+            if outcome != "intent":
+                break
+            look = (await self._store.look([run_id])).get(run_id)
+        return outcome
+
+    def _verdict(self, run_id: str, look: RunLook) -> Verdict:
+        record, now = look.record, datetime.now(UTC)
+        assert record is not None, "only a readable record is judged"
+        text = (
+            f"The replica that executed this run was lost: no heartbeat for {self._lease_seconds:g} seconds "
+            "(DIFY_AGENT_OWNER_LEASE_SECONDS). The run's result and snapshot are lost with it."
+        )
+        failed = failure_terminal(record, now, Failed(text, reason=Reason.OWNER_LOST))
+        cancelled = None if look.intent is None else cancellation_terminal(record, now, look.intent)
+        return Verdict(run_id, look.owner, failed, cancelled)

@@ -1,0 +1,162 @@
+"""What a reaper needs of the store: leases, owners' sets, looks, and the verdict that seals a lost owner's run."""
+
+import pytest
+import trio
+from tests.contracts.store_support import (
+    MS,
+    OWNER,
+    batch,
+    events,
+    finish,
+    intent,
+    run_id,
+    running,
+    terminal,
+    whole_log,
+)
+
+from dify_agent.protocol.event_id import START, EventId
+from dify_agent.store.base import Owner, RunLook, Verdict
+
+LATER = Owner(OWNER.id, OWNER.epoch + 1)
+
+
+@pytest.fixture
+async def run(store):
+    """A created run with two events."""
+    run = run_id()
+    await store.create_run(running(run), OWNER)
+    assert await store.append([batch(run, START, *events(1, 2))]) == ["appended"]
+    return run
+
+
+def verdict(run, *, owner=OWNER, with_cancel=False, later=1):
+    failed = terminal(run, "failed", error="owner lost", later=later)
+    cancelled = terminal(run, "cancelled", error="user", later=later) if with_cancel else None
+    return Verdict(run, owner, failed, cancelled)
+
+
+async def test_leases(store, witness, prefix):
+    assert await store.read_leases() == {}
+    await store.heartbeat(OWNER, 15)
+    await store.heartbeat(Owner("replica-2", 1), 15)
+    witness.delete(f"{prefix}:owners:{{replica-2}}:alive")
+    assert await store.read_leases() == {"replica-1": True, "replica-2": False}
+
+
+async def test_an_owners_runs(store, run):
+    other = run_id()
+    await store.create_run(running(other), OWNER)
+    assert sorted(await store.read_owned(OWNER.id)) == sorted([run, other])
+    assert await store.read_owned("nobody") == []
+
+
+async def test_a_look_reads_record_owner_and_intent(store, run):
+    assert await store.look([run, "unknown"]) == {run: RunLook(running(run), OWNER, None)}
+    await store.request_cancel(run, intent("user", "enough"))
+    assert (await store.look([run]))[run].intent == intent("user", "enough")
+    assert await store.look([]) == {}
+
+
+async def test_a_look_at_what_cannot_be_read(store, run, witness, prefix):
+    witness.set(f"{prefix}:runs:{{{run}}}:record", "{}", keepttl=True)
+    witness.set(f"{prefix}:runs:{{{run}}}:owner", "nonsense", keepttl=True)
+    assert await store.look([run]) == {run: RunLook(None, None, None)}
+
+
+async def test_a_verdict_fails_the_run_and_seals_its_log(store, run):
+    judged = verdict(run)
+    assert await store.judge(judged) == "failed"
+    assert (await store.read_record(run)) == judged.failed.record
+    assert (await whole_log(store, run))[-1].id == EventId(MS, 3)
+    assert await store.append([batch(run, EventId(MS, 2), *events(3, 4))]) == ["sealed"]
+    assert not (await store.finalize(terminal(run, "succeeded"))).applied
+    assert len(await whole_log(store, run)) == 3
+
+
+async def test_a_verdict_may_be_repeated(store, run):
+    judged = verdict(run)
+    assert [await store.judge(judged) for _ in range(3)] == ["failed"] * 3
+    assert len(await whole_log(store, run)) == 3
+    assert await store.judge(verdict(run, later=2)) == "unapplied"
+
+
+async def test_a_verdict_honours_an_accepted_cancel(store, run):
+    await store.request_cancel(run, intent("user", "enough"))
+    assert await store.judge(verdict(run)) == "intent"
+    assert (await store.read_record(run)).status == "running"
+    judged = verdict(run, with_cancel=True)
+    assert [await store.judge(judged) for _ in range(2)] == ["cancelled", "cancelled"]
+    assert (await store.read_record(run)).status == "cancelled"
+    assert await store.read_intent(run) is None
+
+
+async def test_a_verdict_that_saw_an_intent_which_is_gone_fails_the_run(store, run):
+    """It cannot happen: intents are deleted by terminals only. The script's answer is defined all the same."""
+    assert await store.judge(verdict(run, with_cancel=True)) == "failed"
+
+
+@pytest.mark.parametrize("owner", [Owner("other", OWNER.epoch), LATER, None])
+async def test_a_verdict_on_another_owner_changes_nothing(store, run, owner):
+    assert await store.judge(verdict(run, owner=owner)) == "unapplied"
+    assert (await store.read_record(run)).status == "running"
+    assert len(await whole_log(store, run)) == 2
+
+
+async def test_a_verdict_on_a_run_without_owner(store, run, witness, prefix):
+    witness.delete(f"{prefix}:runs:{{{run}}}:owner")
+    assert await store.judge(verdict(run, owner=None)) == "failed"
+
+
+@pytest.mark.parametrize("status", ["succeeded", "failed", "cancelled"])
+async def test_a_verdict_on_a_finished_run_changes_nothing(store, run, status):
+    if status == "cancelled":
+        await store.request_cancel(run, intent())
+    await finish(store, terminal(run, status))
+    before = await whole_log(store, run)
+    assert await store.judge(verdict(run, later=5)) == "unapplied"
+    assert await whole_log(store, run) == before
+
+
+async def test_a_verdict_on_no_run(store):
+    assert await store.judge(verdict(run_id())) == "missing"
+
+
+async def test_verdict_owner_and_cancel_race(store, bare_store, run):
+    """Ten rounds: whoever is first, the log has one terminal event and the record agrees with it."""
+    for _ in range(10):
+        raced = run_id()
+        await bare_store.create_run(running(raced), OWNER)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bare_store.judge, verdict(raced))
+            nursery.start_soon(bare_store.finalize, terminal(raced, "succeeded"))
+            nursery.start_soon(bare_store.request_cancel, raced, intent())
+        record = await bare_store.read_record(raced)
+        if record.status == "running":
+            assert await bare_store.judge(verdict(raced, with_cancel=True)) == "cancelled"
+        kinds = [event.type for event in await whole_log(bare_store, raced)]
+        assert kinds == [f"run_{(await bare_store.read_record(raced)).status}"]
+
+
+async def test_forgotten_runs_and_owners(store, run):
+    other = run_id()
+    await store.create_run(running(other), OWNER)
+    await store.heartbeat(OWNER, 15)
+    await store.forget_runs(OWNER.id, [run])
+    assert await store.read_owned(OWNER.id) == [other]
+    assert list(await store.read_leases()) == [OWNER.id]
+    await store.forget_runs(OWNER.id, [other])
+    assert await store.read_leases() == {}
+    await store.heartbeat(OWNER, 15)
+    await store.touch_runs(OWNER, [other])
+    assert (await store.read_leases(), await store.read_owned(OWNER.id)) == ({OWNER.id: True}, [other])
+
+
+async def test_a_retired_owner_leaves_unfinished_runs_to_the_others(store, run):
+    await store.heartbeat(OWNER, 15)
+    await store.retire(OWNER)
+    assert await store.read_leases() == {OWNER.id: False}
+    assert await store.read_owned(OWNER.id) == [run]
+    await store.release_runs(OWNER, [run])
+    await store.retire(OWNER)
+    assert await store.read_leases() == {}

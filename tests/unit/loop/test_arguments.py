@@ -89,6 +89,39 @@ async def test_many_errors_of_one_call_are_bounded() -> None:
     assert len(ran.parts(2)[0].content) == 20
 
 
+NODE = {"type": "object", "properties": {"a": {"allOf": [{"$ref": "#/$defs/node"}] * 2}}}
+REFERRING = {**NODE, "$defs": {"node": NODE}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "args"),
+    [
+        (REFERRING, '{"a":' * 40 + "1" + "}" * 40),
+        (
+            {"type": "object", "properties": {"a": {"items": {"allOf": [{"type": "string"}] * 1000}}}},
+            {"a": [7] * 5000},
+        ),
+    ],
+    ids=["errors that double at each level", "millions of errors"],
+)
+async def test_a_schema_and_arguments_that_would_take_minutes_to_list(schema: dict[str, Any], args: Any) -> None:
+    """Measured with the listing: 3 s at seventeen levels, and twice that at each further one."""
+    ran = await play(turn(Call("take", args)), DONE, tools=[from_schema(schema)])
+    assert len(ran.parts(2)[0].content) == 1
+
+
+@pytest.mark.parametrize("name", ["with space", "a" * 65, "naïve", "a.b", ""])
+async def test_a_name_that_providers_refuse_is_not_offered(name: str) -> None:
+    async def take() -> str:
+        return "ok"
+
+    tool = Tool(take)
+    tool.name = name
+    ran = await play(DONE, tools=[tool])
+    assert isinstance(ran.error, UserError)
+    assert "cannot be offered to a model: a name has 1 to 64" in str(ran.error)
+
+
 async def test_the_whole_input_is_repeated_once() -> None:
     async def pair(a: int, b: int) -> str:
         return "ok"

@@ -257,3 +257,9 @@ async def test_a_page_of_small_events_is_bounded_in_number(store, run):
     for limit in (1, 3, 4, 5, 20, 21, 89, 90, 100):
         page = await store.read_events(run, START, limit)
         assert texts(page.events) == texts(events(1, min(limit, 90)))
+
+
+async def test_the_top_of_a_log(store, run):
+    assert await store.read_top(run) == await store.read_top(run_id()) == START
+    await store.append([batch(run, START, *events(1, 3))])
+    assert await store.read_top(run) == EventId(MS, 3)

@@ -36,6 +36,8 @@ PIPELINE_BYTES: Final = 2 << 20
 store's time limit of 5 s on a slow link too."""
 RUN_SHARE: Final = 16
 """One run may hold a sixteenth of the process's queue, so a run that floods waits alone."""
+KEEP_SECONDS: Final = 2.0
+"""How long acknowledged events are kept: a failover may lose those that the new primary had not got yet (R21)."""
 RETRY_FIRST_SECONDS: Final = 0.05
 RETRY_MOST_SECONDS: Final = 1.0
 
@@ -70,6 +72,9 @@ class RunLog:
         self._in_flight: AppendBatch | None = None
         self._offered = START
         self._stored = START
+        self._kept: deque[tuple[float, AppendBatch]] = deque()
+        """Acknowledged batches and when they were; at least the last one, at most a share of the queue."""
+        self._kept_bytes = 0
         self._budget = ByteBudget(max(1, publisher.budget.limit // RUN_SHARE))
         self._settled = trio.lowlevel.ParkingLot()
         self._outage_told = False
@@ -128,9 +133,38 @@ class RunLog:
         batch = self._land()
         if outcome == "appended":
             self._stored = batch.events[-1].id
-            self.live.extend(batch.events)
+            self.live.extend(event for event in batch.events if event.id > self.live.top)
+            self._keep(batch)
         else:
             self.lose(_LOST[outcome], f"append answered {outcome}")
+
+    def step_back(self, top: EventId) -> AppendBatch | None:
+        """The batch in flight, with what the store has lost of acknowledged events in front of it.
+
+        ``top`` is the newest event that the store still has. None when it is not one of this run's earlier events:
+        then somebody else writes this log.
+        """
+        if self._in_flight is None or top >= self._in_flight.expected_top:
+            return None
+        lost = tuple(event for _, batch in self._kept for event in batch.events if event.id > top)
+        _log.warning(
+            "acknowledged events were lost by the store, they are written again",
+            run_id=self.run_id,
+            lost=self._in_flight.expected_top.n - top.n,
+            written=len(lost),
+        )
+        self._take(sum(len(event.payload) for event in lost))
+        self._in_flight = AppendBatch(self.run_id, top, (*lost, *self._in_flight.events))
+        return self._in_flight
+
+    def _keep(self, batch: AppendBatch) -> None:
+        now = trio.current_time()
+        self._kept.append((now, batch))
+        self._kept_bytes += batch_bytes(batch)
+        while len(self._kept) > 1 and (
+            self._kept[0][0] < now - KEEP_SECONDS or self._kept_bytes > self._publisher.budget.limit // RUN_SHARE
+        ):
+            self._kept_bytes -= batch_bytes(self._kept.popleft()[1])
 
     def refuse(self, error: Exception) -> None:
         """Take a refusal that no repeat would change for the batch in flight."""
@@ -267,8 +301,11 @@ class Publisher:
     async def _write_once(self) -> None:
         """At most one round trip."""
         if chosen := self._choose():
+            logs = [log for log, _ in chosen]
             outcomes = await self._append([batch for _, batch in chosen])
-            self._take_answers([log for log, _ in chosen], outcomes)
+            if "gap" in outcomes:
+                outcomes = [await self._mended(*answer) for answer in zip(logs, outcomes, strict=True)]
+            self._take_answers(logs, outcomes)
         if self._ready:
             self._bell.set()
         else:
@@ -296,6 +333,17 @@ class Publisher:
             return await self._store.append(batches)
         except StoreUnavailableError as error:
             return [error] * len(batches)
+
+    async def _mended(self, log: RunLog, outcome: AppendOutcome | Exception) -> AppendOutcome | Exception:
+        """After a failover the store may have less than it had acknowledged: append that again (decision R21)."""
+        if outcome != "gap":
+            return outcome
+        try:
+            top = await self._store.read_top(log.run_id)
+        except StoreUnavailableError as error:
+            return error
+        batch = log.step_back(top)
+        return outcome if batch is None else (await self._append([batch]))[0]
 
     def _take_answers(self, logs: Sequence[RunLog], outcomes: Sequence[AppendOutcome | Exception]) -> None:
         unanswered: dict[RunLog, StoreUnavailableError] = {}

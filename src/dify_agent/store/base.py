@@ -187,6 +187,9 @@ class RunStore(Protocol):
         A batch whose outcome is unknown gets a `StoreUnavailableError` in its place; the others stand.
         """
 
+    async def read_top(self, run_id: str) -> EventId:
+        """Id of the newest event in the run's log, `START` when it has none."""
+
     async def finalize(self, terminal: Terminal) -> FinalizeOutcome:
         """End the run as succeeded or failed, unless it has ended or an intent exists. Seals the log.
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 from pydantic import BaseModel, ValidationError
 
 from dify_agent.errors import RunNotFoundError, StoreUnavailableError
-from dify_agent.protocol.event_id import EventId
+from dify_agent.protocol.event_id import START, EventId
 from dify_agent.protocol.schemas import RunStatus, RunStatusResponse
 from dify_agent.store.base import (
     DEFAULT_PAGE_BYTES,
@@ -112,6 +112,11 @@ class RedisRunStore:
             arguments += [str(event.id), event.payload]
             previous = event.id
         return self._call(APPEND, batch.run_id, *arguments)
+
+    async def read_top(self, run_id: str) -> EventId:
+        newest = Command(b"XREVRANGE", (self._keys.events(run_id), "+", "-", "COUNT", 1))
+        (reply,) = await self._all(newest, lane=Lane.SERVICES)
+        return next((_event_id(key) for key, _ in _entries(reply)), START)
 
     async def finalize(self, terminal: Terminal) -> FinalizeOutcome:
         return await self._finalize(FINALIZE, terminal)

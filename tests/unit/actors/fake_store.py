@@ -124,6 +124,10 @@ class FakeStore:
         self.appended.unpark_all()
         return "appended"
 
+    async def read_top(self, run_id: str) -> EventId:
+        await self._enter("read_top")
+        return self._run(run_id).top
+
     async def finalize(self, terminal: Terminal) -> FinalizeOutcome:
         await self._enter("finalize")
         run = self._run(terminal.run_id)

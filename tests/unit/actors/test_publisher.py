@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import structlog
 import trio
-from tests.unit.actors.logs import Desk, desk, payload
+from tests.unit.actors.logs import Desk, desk, event, payload
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dify_agent.actors.messages import StopKind
@@ -20,6 +20,7 @@ from dify_agent.actors.publisher import (
     batch_bytes,
 )
 from dify_agent.errors import StoreUnavailableError
+from dify_agent.protocol.event_id import START
 from dify_agent.store.base import AppendBatch, AppendOutcome, RecordUnreadableError
 
 
@@ -394,7 +395,7 @@ async def test_a_log_that_takes_no_more_is_told_once(autojump_clock: MockClock, 
         elif spoil == "missing":
             del d.store.runs["one"]
         else:
-            run.events.clear()
+            run.events.append(event(2, ms=2**60, filler="of somebody else"))
         log.offer("y", "z")
         sibling.offer("s")
         with pytest.raises(LogLostError):
@@ -405,6 +406,75 @@ async def test_a_log_that_takes_no_more_is_told_once(autojump_clock: MockClock, 
         assert d.publisher.budget.used == 0
         assert d.texts("two") == ["s"]
         assert sibling.told == []
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3])
+async def test_acknowledged_events_that_a_failover_lost_are_written_again(autojump_clock: MockClock, kept: int) -> None:
+    """R21. Readers of this replica got them before and do not get them twice."""
+    async with desk() as d:
+        log, sibling = d.open("one"), d.open("two")
+        for filler in "abcd":
+            log.offer(filler)
+            await log.log.flushed()
+        run = d.store.runs["one"]
+        del run.events[kept:]
+        log.offer("e")
+        sibling.offer("s")
+        await log.log.flushed()
+        await sibling.log.flushed()
+        assert d.texts("one") == ["a", "b", "c", "d", "e"]
+        assert [event.id.n for event in run.events] == [1, 2, 3, 4, 5]
+        assert [event.id.n for event in log.live.after(START, 100)] == [1, 2, 3, 4, 5]
+        assert log.told == []
+        assert d.publisher.budget.used == 0
+        log.offer("f")
+        await log.log.flushed()
+        assert d.texts("one")[-1] == "f"
+
+
+async def test_only_the_last_seconds_are_kept_for_a_failover(autojump_clock: MockClock) -> None:
+    """What is older is lost with the old primary; the run goes on, and the hole shows in the ordinals."""
+    async with desk() as d:
+        log = d.open("one")
+        for filler in "abcd":
+            log.offer(filler)
+            await log.log.flushed()
+            await trio.sleep(1.5)
+        d.store.runs["one"].events.clear()
+        log.offer("e")
+        await log.log.flushed()
+        assert d.texts("one") == ["c", "d", "e"]
+
+
+async def test_a_flood_is_kept_only_as_far_as_the_runs_share_of_the_queue(autojump_clock: MockClock) -> None:
+    async with desk(queue_bytes=16 * 1000) as d:
+        log = d.open("one")
+        for _ in range(50):
+            log.offer("x" * 100)
+            await log.log.flushed()
+        d.store.runs["one"].events.clear()
+        log.offer("last")
+        await log.log.flushed()
+        assert 2 <= len(d.texts("one")) <= 10
+
+
+async def test_a_reply_lost_while_lost_events_are_written_again_doubles_nothing(autojump_clock: MockClock) -> None:
+    async with desk() as d:
+        log = d.open("one")
+        for filler in "abc":
+            log.offer(filler)
+            await log.log.flushed()
+        del d.store.runs["one"].events[1:]
+
+        async def lose(name: str) -> None:
+            if name == "read_top":
+                d.store.lose_replies["append"] = 1
+
+        d.store.before = lose
+        log.offer("d")
+        await log.log.flushed()
+        assert d.texts("one") == ["a", "b", "c", "d"]
+        assert d.publisher.budget.used == 0
 
 
 async def test_one_unreadable_record_does_not_stop_the_publisher(autojump_clock: MockClock) -> None:

@@ -19,7 +19,7 @@ from tests.oracle.compare import DIFFERENCES
 
 from dify_agent.http.openapi import openapi_document
 from dify_agent.main import ExitStatus
-from dify_agent.protocol.schemas import RUN_EVENT_ADAPTER, CreateRunRequest, RunEventsResponse
+from dify_agent.protocol.schemas import RUN_EVENT_ADAPTER, CreateRunRequest, LayerExitSignals, RunEventsResponse
 from dify_agent.settings import ServerSettings
 
 README = ROOT / "README.md"
@@ -149,6 +149,9 @@ def test_json_is_json_and_of_the_protocol(text: str) -> None:
     elif "run_id" in value:
         event = RUN_EVENT_ADAPTER.validate_json(text)
         assert RUN_EVENT_ADAPTER.dump_python(event, mode="json") == value
+    elif list(value) == ["on_exit"]:
+        signals = LayerExitSignals.model_validate(value["on_exit"])
+        assert signals.model_dump(mode="json") == value["on_exit"]
     else:
         assert list(value) == ["detail"]
 

@@ -13,15 +13,20 @@ from pydantic_ai.usage import UsageLimits
 
 from tests.oracle.clock import asyncio_options
 from tests.oracle.driver import Player, Setup
+from tests.oracle.layers import contract_type, output_contract
 from tests.oracle.lines import serve
-from tests.oracle.scenario import Scenario
+from tests.oracle.scenario import OutputSpec, Scenario
 from tests.oracle.scripted import output_type
+
+
+def _shown_type(spec: OutputSpec) -> Any:
+    return contract_type(output_contract(spec)) if spec.kind == "contract" else output_type(spec, with_description=True)
 
 
 def _output_types(setup: Setup) -> list[Any]:
     types: list[Any] = [str]
     if setup.output is not None:
-        shown = output_type(setup.output, with_description=True)
+        shown = _shown_type(setup.output)
         types = [ToolOutput(shown, name="final_output", strict=setup.output.strict)]
     return [*types, DeferredToolRequests] if setup.allow_deferred else types
 

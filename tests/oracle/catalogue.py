@@ -6,6 +6,27 @@ from tests.oracle.scenario import OutputSpec, Run, Scenario, Step, ToolSpec, Tur
 
 N_SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 OUTPUT = OutputSpec(json_schema=N_SCHEMA)
+REPORT = OutputSpec(
+    kind="contract",
+    description="The report",
+    json_schema={
+        "type": "object",
+        "description": "Not this one.",
+        "properties": {
+            "title": {"type": "string", "minLength": 1},
+            "rows": {"type": "array", "items": {"$ref": "#/$defs/row"}},
+            "score": {"$ref": "#/$defs/score", "minimum": 0},
+        },
+        "required": ["title"],
+        "additionalProperties": False,
+        "$defs": {
+            "row": {"type": "object", "properties": {"name": {"$ref": "#/$defs/name"}}, "required": ["name"]},
+            "name": {"type": "string", "pattern": "^[a-z]+$"},
+            "score": {"type": "integer", "minimum": 5},
+        },
+    },
+)
+"""A contract of the layer `dify.output`. The model is shown a smaller minimum of ``score`` than holds."""
 
 
 def tool(name: str, *calls: list[Step], **options: Any) -> ToolSpec:
@@ -33,11 +54,17 @@ def ask(*checks: list[Step]) -> ToolSpec:
     return ToolSpec(name="ask", kind="external", check=list(checks) or None)
 
 
+def human(**config: Any) -> ToolSpec:
+    """The tool ``ask_human`` of the layer `dify.ask_human`, configured so."""
+    return ToolSpec(name="ask_human", kind="human", config=config)
+
+
 A = tool("a")
 B = tool("b")
 S = tool("s", sequential=True)
 Z = tool("z", kind="open")
 ASK = ask()
+HUMAN = human()
 
 
 def scenario(

@@ -11,6 +11,7 @@ from pydantic_ai.messages import AgentStreamEvent, ModelMessage, ModelMessagesTy
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, Tool
 from pydantic_ai.usage import RunUsage
 
+from tests.oracle.layers import human_layer
 from tests.oracle.scenario import OutputSpec, Run, Scenario
 from tests.oracle.scripted import TICK, ScriptedModel, build_tool
 
@@ -75,9 +76,9 @@ def _error(error: BaseException) -> dict[str, Any]:
     return {"error": type(error).__qualname__, "text": str(error), "cause": _public_cause(error)}
 
 
-def _output(value: Any) -> dict[str, Any]:
+def _output(value: Any, human: Any) -> dict[str, Any]:
     if isinstance(value, DeferredToolRequests):
-        return {"deferred": _ANY.dump_python(value, mode="json")}
+        return {"deferred": _ANY.dump_python(value, mode="json"), "question": _question(value, human)}
     return {"output": _ANY.dump_python(value, mode="json")}
 
 
@@ -90,11 +91,21 @@ def _stored(messages: list[ModelMessage]) -> list[ModelMessage]:
     return ModelMessagesTypeAdapter.validate_json(json.dumps(dumped))
 
 
-async def _ending(setup: Setup, perform: Perform, scope: anyio.CancelScope) -> dict[str, Any]:
+def _question(requests: DeferredToolRequests, human: Any) -> Any:
+    """What the run's caller gets to see of deferred calls, or why the run fails; None without an ask-human layer."""
+    if human is None:
+        return None
+    try:
+        return human.deferred_call(requests).model_dump(mode="json")
+    except ValueError as error:
+        return {"refused": str(error)}
+
+
+async def _ending(setup: Setup, perform: Perform, scope: anyio.CancelScope, human: Any) -> dict[str, Any]:
     outcome: dict[str, Any] = {"cancelled": True}
     with scope:
         try:
-            outcome = _output(await perform(setup))
+            outcome = _output(await perform(setup), human)
         except Exception as error:
             outcome = _error(error)
         except BaseExceptionGroup as error:
@@ -110,6 +121,7 @@ class Player:
         self._perform = perform
         self._log: list[list[Any]] = []
         self._tools = {spec.name: build_tool(spec, self._log) for spec in scenario.tools}
+        self._human = None if scenario.human is None else human_layer(scenario.human)
         self._kinds = {spec.name: spec.kind for spec in scenario.tools}
 
     async def play(self) -> list[dict[str, Any]]:
@@ -130,7 +142,7 @@ class Player:
         scope = anyio.CancelScope(deadline=started + TICK * (run.deadline or LIMIT_TICKS))
         sink = Sink(run, scope)
         names = [name for name in self._tools if name not in run.without]
-        deferred = any(self._kinds[name] == "external" for name in names)
+        deferred = any(self._kinds[name] in ("external", "human") for name in names)
         setup = Setup(
             run=run,
             model=ScriptedModel(run.turns, run.model_settings),
@@ -141,7 +153,7 @@ class Player:
             allow_deferred=deferred if run.allow_deferred is None else run.allow_deferred,
             sink=sink,
         )
-        outcome = await _ending(setup, self._perform, scope)
+        outcome = await _ending(setup, self._perform, scope, self._human)
         if anyio.current_time() - started >= LIMIT_TICKS * TICK:
             outcome = {"stuck": True}
         record = {

@@ -1,10 +1,14 @@
-"""Random scenarios. A scenario is a function of its seed and number, so its name is enough to play it again."""
+"""Random scenarios. A scenario is a function of its seed and number, so its name is enough to play it again.
+
+Odd numbers are sessions: runs that may ask a human or owe a report, most of them answered by the run behind.
+"""
 
 import json
-import random
 from typing import Any
 
-from tests.oracle.catalogue import N_SCHEMA
+from tests.oracle.catalogue import N_SCHEMA, human
+from tests.oracle.dice import Dice
+from tests.oracle.material import CONFIG, CONTRACTS, NO_QUESTIONS, NO_REPORTS, QUESTIONS, REPORTS
 from tests.oracle.scenario import (
     OutputSpec,
     Piece,
@@ -23,41 +27,7 @@ from tests.oracle.scenario import (
 ERRORS = ("http", "api", "value", "timeout", "unexpected")
 
 
-class _Dice:
-    """The choices of one scenario."""
-
-    def __init__(self, seed: int, number: int) -> None:
-        self._random = random.Random(f"{seed}-{number}")
-        self._ids = 0
-        self.asked: list[list[str]] = []
-        """Ids of the external calls of the run before, by turn."""
-
-    def chance(self, probability: float) -> bool:
-        return self._random.random() < probability
-
-    def pick(self, *choices: Any) -> Any:
-        return self._random.choice(choices)
-
-    def between(self, low: int, high: int) -> int:
-        return self._random.randint(low, high)
-
-    def new_id(self) -> str | None:
-        """Mostly a fresh id, sometimes an old one again, sometimes none (the library makes one up)."""
-        if self._ids and self.chance(0.04):
-            return f"id{self.between(1, self._ids)}"
-        if self.chance(0.08):
-            return None
-        self._ids += 1
-        return f"id{self._ids}"
-
-    def some_ids(self) -> list[str]:
-        """Ids to bring results for: mostly of the turn that probably ended the run before."""
-        if any(self.asked) and self.chance(0.8):
-            return next(ids for ids in self.asked if ids)
-        return [f"id{self.between(1, self._ids + 1)}" for _ in range(self.between(0, 2))]
-
-
-def _ending(dice: _Dice) -> Step:
+def _ending(dice: Dice) -> Step:
     roll = dice.between(1, 20)
     if roll <= 11:
         return ["return", dice.pick("ok", None, 7, {"k": [1]}, "")]
@@ -72,7 +42,7 @@ def _ending(dice: _Dice) -> Step:
     return ["hang"] if roll == 19 else ["return", "last"]
 
 
-def _script(dice: _Dice) -> list[Step]:
+def _script(dice: Dice) -> list[Step]:
     """Delays are even, deadlines odd: nothing depends on the order of two timers that strike together."""
     delays: list[Step] = [["delay", 2 * dice.between(1, 5)]] if dice.chance(0.5) else []
     if dice.chance(0.03):
@@ -80,7 +50,7 @@ def _script(dice: _Dice) -> list[Step]:
     return [*delays, _ending(dice)]
 
 
-def _tools(dice: _Dice) -> list[ToolSpec]:
+def _tools(dice: Dice) -> list[ToolSpec]:
     tools = []
     for name in ("a", "b")[: dice.between(0, 2)]:
         tools.append(
@@ -94,10 +64,20 @@ def _tools(dice: _Dice) -> list[ToolSpec]:
     if dice.chance(0.45):
         checks = [dice.pick([], [], [["retry", "vague"]], [["fail", "no"]]) for _ in range(dice.between(1, 3))]
         tools.append(ToolSpec(name="ask", kind="external", check=checks if dice.chance(0.4) else None))
+    if dice.session and dice.chance(0.85):
+        tools = [tool for tool in tools if tool.kind != "external" or dice.chance(0.3)]
+        tools.append(human(**CONFIG))
     return tools
 
 
-def _args(dice: _Dice, right: dict[str, Any], wrong: dict[str, Any]) -> Any:
+def _output(dice: Dice) -> OutputSpec | None:
+    if not dice.chance(0.5):
+        return None
+    dice.contract = dice.session
+    return dice.pick(*CONTRACTS) if dice.contract else OutputSpec(json_schema=N_SCHEMA)
+
+
+def _args(dice: Dice, right: dict[str, Any], wrong: dict[str, Any]) -> Any:
     roll = dice.between(1, 20)
     if roll <= 13:
         return right
@@ -107,16 +87,31 @@ def _args(dice: _Dice, right: dict[str, Any], wrong: dict[str, Any]) -> Any:
     return dice.pick(whole[: dice.between(1, len(whole) - 1)], whole + whole, "", None, "[1]", "7", '{"x": NaN}')
 
 
-def _call(dice: _Dice, names: list[str]) -> list[Piece]:
-    name = dice.pick(*names, *names, *names, "ghost")
-    right: dict[str, Any] = {"x": dice.between(0, 9)}
-    wrong: dict[str, Any] = {"x": "?", "y": dice.between(0, 9)}
+def _right_and_wrong(dice: Dice, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     if name == "ask":
-        right, wrong = {"question": "why?"}, {"question": 1, "more": 2}
-    elif name == "final_output":
-        right, wrong = {"n": dice.between(0, 9)}, dice.pick({"n": "?"}, {}, {"m": 1})
+        return {"question": "why?"}, {"question": 1, "more": 2}
+    if name == "ask_human":
+        return dice.pick(*QUESTIONS), dice.pick(*NO_QUESTIONS)
+    if name == "final_output" and dice.contract:
+        return dice.pick(*REPORTS), dice.pick(*NO_REPORTS)
+    if name == "final_output":
+        return {"n": dice.between(0, 9)}, dice.pick({"n": "?"}, {}, {"m": 1})
+    return {"x": dice.between(0, 9)}, {"x": "?", "y": dice.between(0, 9)}
+
+
+def _question(dice: Dice) -> list[Piece]:
+    """A good one, mostly."""
+    args, id_ = dice.pick(*QUESTIONS, *QUESTIONS, *NO_QUESTIONS[-2:]), dice.new_id()
+    if args in QUESTIONS and id_ is not None:
+        dice.asked[-1].append(id_)
+    return call("ask_human", args, id_, raw=dice.chance(0.3))
+
+
+def _call(dice: Dice, names: list[str]) -> list[Piece]:
+    name = dice.pick(*names, *names, *names, "ghost")
+    right, wrong = _right_and_wrong(dice, name)
     args, id_ = _args(dice, right, wrong), dice.new_id()
-    if name == "ask" and id_ is not None:
+    if id_ is not None and (name == "ask" or (name == "ask_human" and args is right)):
         dice.asked[-1].append(id_)
     if isinstance(args, dict) and dice.chance(0.2):
         return call(name, args, id_, raw=True)
@@ -137,15 +132,17 @@ def _distinct_outputs(parts: list[list[Piece]]) -> None:
             seen.add(part[0][4])
 
 
-def _turn(dice: _Dice, names: list[str]) -> Turn:
+def _turn(dice: Dice, names: list[str], *, asks: bool = False) -> Turn:
     parts: list[list[Piece]] = []
     dice.asked.append([])
     if dice.chance(0.15):
         parts.append(thinking("hm", "m", signature=dice.pick(None, "sig")))
     if dice.chance(0.3):
         parts.append(text(*dice.pick(("",), ("So",), ("So", " it", " is"))))
-    for _ in range(dice.pick(0, 1, 1, 1, 2, 2, 3)):
+    for _ in range(dice.pick(0, 0, 0, 1, 1, 2) if asks else dice.pick(0, 1, 1, 1, 2, 2, 3)):
         parts.append(_call(dice, names))
+    if asks:
+        parts.insert(dice.between(0, len(parts)), _question(dice))
     if dice.chance(0.1):
         parts.append(text("after"))
     if dice.chance(0.3):
@@ -158,7 +155,7 @@ def _turn(dice: _Dice, names: list[str]) -> Turn:
     return turn(*parts, finish=finish, opening=opening)
 
 
-def _interruption(dice: _Dice) -> dict[str, Any]:
+def _interruption(dice: Dice) -> dict[str, Any]:
     """Every run has a deadline, because any of its tools may hang."""
     roll = dice.between(1, 20)
     if roll <= 3:
@@ -168,20 +165,24 @@ def _interruption(dice: _Dice) -> dict[str, Any]:
     return {"deadline": 2 * dice.between(1, 10) + 1 if roll <= 7 else 101}
 
 
-def _start(dice: _Dice, first: bool) -> dict[str, Any]:
+def _start(dice: Dice, first: bool) -> dict[str, Any]:
     """A prompt, results, or neither."""
-    if first or dice.chance(0.4):
+    if first or dice.chance(0.2 if dice.session else 0.4):
         return {"prompt": "go"}
     start: dict[str, Any] = {"prompt": "more" if dice.chance(0.2) else None}
-    if dice.chance(0.8 if any(dice.asked) else 0.2):
+    if dice.session and any(dice.asked):
+        start["results"] = dice.some_answers()
+    elif dice.chance(0.8 if any(dice.asked) else 0.2):
         start["results"] = {id_: dice.pick("r", None, {"kind": "x"}) for id_ in dice.some_ids()}
     return start
 
 
-def _run(dice: _Dice, names: list[str], first: bool) -> Run:
+def _run(dice: Dice, names: list[str], first: bool) -> Run:
     start = _start(dice, first)
-    dice.asked.clear()
-    turns = [_turn(dice, names) for _ in range(dice.between(0, 5))]
+    if not dice.keeps_pending(start):
+        dice.asked.clear()
+    turns = [_turn(dice, names, asks=True)] if "ask_human" in names and dice.chance(0.6) else []
+    turns += [_turn(dice, names) for _ in range(dice.between(0, 5))]
     if dice.chance(0.2):
         start["instructions"] = dice.pick(["Be brief."], ["Be brief. ", "Be kind."])
     return Run(turns=turns, limit=dice.pick(4, 8, 500, 500), **start, **_interruption(dice))
@@ -189,9 +190,12 @@ def _run(dice: _Dice, names: list[str], first: bool) -> Run:
 
 def generate(seed: int, number: int) -> Scenario:
     """The scenario ``random-<seed>-<number>``."""
-    dice = _Dice(seed, number)
+    dice = Dice(seed, number)
     tools = _tools(dice)
-    output = OutputSpec(json_schema=N_SCHEMA) if dice.chance(0.5) else None
+    output = _output(dice)
     names = [spec.name for spec in tools] + (["final_output"] if output else []) or ["ghost"]
-    runs = [_run(dice, names, first=position == 0) for position in range(dice.between(1, 3))]
+    runs = [
+        _run(dice, names, first=position == 0)
+        for position in range(dice.between(2, 4) if dice.session else dice.between(1, 3))
+    ]
     return Scenario(name=f"random-{seed}-{number}", tools=tools, output=output, runs=runs)

@@ -8,12 +8,15 @@ from pydantic import TypeAdapter
 
 from tests.oracle.clock import trio_clock
 from tests.oracle.driver import Player, Setup
+from tests.oracle.layers import output_contract
 from tests.oracle.lines import serve
 from tests.oracle.scenario import OutputSpec, Scenario
 from tests.oracle.scripted import output_type
 
 
 def _contract(spec: OutputSpec) -> Any:
+    if spec.kind == "contract":
+        return output_contract(spec)
     from dify_agent.loop.port import OutputContract
 
     return OutputContract(

@@ -1,41 +1,12 @@
-"""Naive forms of the loop, as patches of its source: each is a mistake that was made or nearly made once.
+"""Naive forms of the loop and of its layers, as patches of their source: each is a mistake that was nearly made once.
 
 A mutant that no hand-written scenario notices shows a hole in the scenarios. One whose text is not found any more has
 to be written anew for the loop's new source.
 """
 
-import importlib.util
-import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
-
-PACKAGE = "dify_agent.loop"
-
-
-@dataclass(frozen=True)
-class Patch:
-    """A replacement in a module of the loop; ``old`` occurs exactly once."""
-
-    module: str
-    old: str
-    new: str
-
-    @property
-    def occurrences(self) -> int:
-        """How often the text to replace is found."""
-        return _source(self.module).count(self.old)
-
-
-def _origin(module: str) -> Path:
-    spec = importlib.util.find_spec(f"{PACKAGE}.{module}")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin)
-
-
-def _source(module: str) -> str:
-    return _origin(module).read_text()
+from tests.oracle.mutants_sessions import SESSIONS
+from tests.oracle.patches import Patch, apply_patches
+from tests.oracle.patches import one as _one
 
 
 def apply(name: str) -> None:
@@ -44,27 +15,7 @@ def apply(name: str) -> None:
     Raises:
         LookupError: the text to replace is not there exactly once.
     """
-    patches = MUTANTS[name]
-    for module in dict.fromkeys(patch.module for patch in patches):
-        _load(module, [patch for patch in patches if patch.module == module])
-
-
-def _load(module: str, patches: Iterable[Patch]) -> None:
-    source = _source(module)
-    for patch in patches:
-        if source.count(patch.old) != 1:
-            raise LookupError(f"{patch.old!r} occurs {source.count(patch.old)} times in {PACKAGE}.{module}")
-        source = source.replace(patch.old, patch.new)
-    full_name = f"{PACKAGE}.{module}"
-    spec = importlib.util.find_spec(full_name)
-    assert spec is not None
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[full_name] = loaded
-    exec(compile(source, str(_origin(module)), "exec"), loaded.__dict__)  # the patched text of our own module
-
-
-def _one(module: str, old: str, new: str) -> tuple[Patch, ...]:
-    return (Patch(module, old, new),)
+    apply_patches(MUTANTS[name])
 
 
 _SELF_MADE_EVENT = """        self._finish(index, outcome)
@@ -262,4 +213,12 @@ ANSWERS: dict[str, tuple[Patch, ...]] = {
     ),
 }
 
-MUTANTS: dict[str, tuple[Patch, ...]] = {**CONCURRENCY, **CAPTURE, **HISTORY, **RETRIES, **ROUNDS, **ANSWERS}
+MUTANTS: dict[str, tuple[Patch, ...]] = {
+    **CONCURRENCY,
+    **CAPTURE,
+    **HISTORY,
+    **RETRIES,
+    **ROUNDS,
+    **ANSWERS,
+    **SESSIONS,
+}

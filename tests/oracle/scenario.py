@@ -30,10 +30,13 @@ class ToolSpec(_Data):
 
     name: str
     calls: list[list[Step]] = [[["return", "ok"]]]
-    kind: Literal["function", "external", "schema", "open", "two", "context"] = "function"
+    kind: Literal["function", "external", "human", "schema", "open", "two", "context"] = "function"
     """``function`` takes ``x: int, y: str = 'd'``; ``two`` requires ``p`` and ``q``; ``open`` takes any keywords;
     ``context`` is a ``function`` that also takes the run context, and ends a call with ``["context"]`` to tell of it;
-    ``schema`` is made of a bare JSON Schema, which Pydantic AI does not check."""
+    ``schema`` is made of a bare JSON Schema, which Pydantic AI does not check; ``human`` is the tool of the layer
+    ``dify.ask_human`` itself, for which only ``config`` counts."""
+    config: dict[str, Any] = {}
+    """What the layer of a ``human`` tool is configured with, beside the tool's name."""
     max_retries: int | None = None
     sequential: bool = False
     timeout: float | None = None
@@ -46,6 +49,8 @@ class ToolSpec(_Data):
 class OutputSpec(_Data):
     """Structured output by the tool ``final_output``."""
 
+    kind: Literal["schema", "contract"] = "schema"
+    """``schema`` is checked by the test's own type; ``contract`` is the contract of the layer `dify.output` itself."""
     json_schema: dict[str, Any]
     description: str | None = None
     strict: bool | None = None
@@ -93,6 +98,11 @@ class Scenario(_Data):
     tools: list[ToolSpec] = []
     output: OutputSpec | None = None
     runs: list[Run] = Field(min_length=1)
+
+    @property
+    def human(self) -> ToolSpec | None:
+        """The tool of the ask-human layer; a composition has at most one."""
+        return next((tool for tool in self.tools if tool.kind == "human"), None)
 
     @property
     def real_time(self) -> bool:

@@ -34,6 +34,7 @@ from pydantic_ai.tools import RunContext, Tool, ToolDefinition
 from pydantic_ai.usage import RequestUsage
 from pydantic_core import PydanticCustomError, core_schema
 
+from tests.oracle.layers import human_layer
 from tests.oracle.scenario import OutputSpec, Piece, Step, ToolSpec, Turn
 
 TICK = 1 / 64
@@ -283,6 +284,9 @@ def _prepare_external(_context: RunContext[Any], definition: ToolDefinition) -> 
 
 def build_tool(spec: ToolSpec, log: list[list[Any]]) -> Tool[Any]:
     """The Pydantic AI tool of a specification."""
+    if spec.kind == "human":
+        [tool] = human_layer(spec).tools
+        return tool
     script = ToolScript(spec, log)
     function = _with_signature(script, spec)
     check = None if spec.check is None else _check_like(function, script)

@@ -15,8 +15,8 @@ from tests.oracle.hand import hand
 from tests.oracle.runner import AGENT, LOOP, Answers, Side, judge, play, verdicts
 
 HAND = hand()
-RANDOM_ORDINARY = 100
-RANDOM_FULL = 1000
+RANDOM_ORDINARY = 200
+RANDOM_FULL = 2000
 FULL_SEED = 20_000
 
 

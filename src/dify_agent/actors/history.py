@@ -17,10 +17,22 @@ def stored_form(messages: Sequence[ModelMessage], *, finished: bool) -> list[Mod
         replace(message, instructions=None) if isinstance(message, ModelRequest) and message.instructions else message
         for message in messages
     ]
-    last = stored[-1]
-    if not finished and last.state == "complete" and _leaves_calls_pending(stored):
-        stored[-1] = replace(last, state="interrupted")
+    if not finished and _leaves_calls_pending(stored):
+        _mark_interrupted(stored)
     return stored
+
+
+def _mark_interrupted(stored: list[ModelMessage]) -> None:
+    """Mark the tail so that the next run closes its calls.
+
+    That run joins neighbouring requests and keeps the state of the first, so they are joined here.
+    """
+    last = stored[-1]
+    if last.state == "complete":
+        stored[-1] = replace(last, state="interrupted")
+    before = stored[-2] if len(stored) > 1 else None
+    if isinstance(last, ModelRequest) and isinstance(before, ModelRequest):
+        stored[-2:] = [replace(before, parts=[*before.parts, *last.parts], state="interrupted")]
 
 
 def _leaves_calls_pending(messages: Sequence[ModelMessage]) -> bool:

@@ -76,3 +76,12 @@ def test_results_beside_calls_that_nobody_will_answer_are_marked(calls, finished
     stored = stored_form([asked(), answered(*calls), results], finished=finished)
     assert stored[-1].state == state
     assert stored[1].state == "complete"
+
+
+def test_an_interrupted_request_behind_results_is_joined_to_them() -> None:
+    """Refused answers to a mixed response: the loop leaves an empty request, whose mark the next run would not see."""
+    results = ModelRequest(parts=[ToolReturnPart("look", "seen", "1")])
+    refused = ModelRequest(parts=[], state="interrupted")
+    stored = stored_form([asked(), answered(CALL, QUESTION), results, refused], finished=False)
+    assert stored[2:] == [ModelRequest(parts=results.parts, state="interrupted")]
+    assert results.state == "complete"

@@ -77,9 +77,9 @@ class Endpoint:
         self.base_url = f"http://127.0.0.1:{sock.getsockname()[1]}/v1"
 
     @asynccontextmanager
-    async def answering(self, how: str) -> AsyncIterator[Upstream]:
-        """Serve while the block runs: `SILENT`, `STREAMING`, or a text that is answered as it is."""
-        upstream = Upstream(how)
+    async def answering(self, how: str | Upstream) -> AsyncIterator[Upstream]:
+        """Serve while the block runs: `SILENT`, `STREAMING`, a text that is answered as it is, or a provider."""
+        upstream = Upstream(how) if isinstance(how, str) else how
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._socket.dup()))
         async with trio.open_nursery() as nursery:
             await nursery.start(trio.serve_listeners, upstream.serve_client, [listener])

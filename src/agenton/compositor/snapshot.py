@@ -1,15 +1,21 @@
 """Session snapshots: what a run leaves behind, and how the next one takes it up."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, JsonValue, field_validator
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError, field_validator
 from pydantic_core import to_json
 
 from agenton.compositor.boundary import validate_boundary
+from agenton.json_values import NotJsonDataError, collector_paused, is_exact, json_data, plain_data
 from agenton.layers.base import AnyLayer, LifecycleState
 
 SNAPSHOT_SCHEMA_VERSION = 1
+MAX_STATE_DEPTH = 190
+"""Nesting of one layer's runtime state: a snapshot is part of a request body and of an event, which nest 200 deep."""
+
+_BLURRED_KEY = "\ufffd\ufffd\ufffd".encode()
+"""What a lone surrogate in a key becomes in a dump to Python values. The dump to text refuses one, and costs twice."""
 
 
 class LayerSessionSnapshot(BaseModel):
@@ -75,14 +81,55 @@ def hydrate(layer: AnyLayer, runtime_state: Mapping[str, Any]) -> None:
 
 
 def take_snapshot(layers: Iterable[tuple[str, AnyLayer, LifecycleState]]) -> CompositorSessionSnapshot:
-    """Snapshot of the given layers in the given order."""
-    return CompositorSessionSnapshot(
-        layers=[
-            LayerSessionSnapshot(
-                name=name,
-                lifecycle_state=state,
-                runtime_state=layer.runtime_state.model_dump(mode="json"),
-            )
-            for name, layer, state in layers
-        ]
-    )
+    """Snapshot of the given layers in the given order. What JSON cannot hold is replaced as `json_data` says.
+
+    Raises:
+        ValueError: a layer's runtime state has no JSON form, or could not be read back from it. Names the layer.
+    """
+    with collector_paused():
+        return CompositorSessionSnapshot(
+            layers=[
+                LayerSessionSnapshot(name=name, lifecycle_state=state, runtime_state=_stored_state(name, layer))
+                for name, layer, state in layers
+            ]
+        )
+
+
+def _stored_state(name: str, layer: AnyLayer) -> dict[str, Any]:
+    try:
+        stored = _json_state(layer.runtime_state)
+    except (ValueError, RecursionError) as error:
+        text = str(error).encode(errors="replace").decode()
+        raise ValueError(f"The runtime state of layer '{name}' cannot be stored as JSON: {text}") from error
+    if stored.replaced:
+        try:
+            layer.runtime_state_type.model_validate_json(to_json(stored.data), by_alias=True, by_name=True)
+        except ValidationError as error:
+            raise ValueError(
+                f"The runtime state of layer '{name}' has values that JSON cannot hold, and does not fit its type "
+                f"without them: {error}"
+            ) from error
+    return stored.data
+
+
+class _Stored(NamedTuple):
+    data: dict[str, Any]
+    replaced: bool
+    """Whether some value had to be replaced, so that the state may not be readable any more."""
+
+
+def _json_state(state: BaseModel) -> _Stored:
+    """The state as its own serializers write it, without what JSON cannot hold."""
+    try:
+        dumped = state.model_dump(mode="json", warnings=False)
+        if is_exact(dumped, MAX_STATE_DEPTH):
+            if _BLURRED_KEY in to_json(dumped):
+                state.model_dump_json(warnings=False)  # refuses what was blurred
+            return _Stored(dumped, replaced=False)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        data = plain_data(state.model_dump(mode="python", warnings=False), MAX_STATE_DEPTH)
+    except NotJsonDataError:  # types that only their serializers know
+        data = json_data(state.model_dump(mode="json", warnings=False), MAX_STATE_DEPTH)
+    return _Stored(data, replaced=True)

@@ -102,7 +102,7 @@ def agent_event(run_id: str, created_at: datetime, event: AgentStreamEvent) -> b
     """A ``pydantic_ai_event``, or None when callers of some generation could not parse the event (decision R16).
 
     Raises:
-        PydanticSerializationError: a value inside contains itself or is nested too deeply.
+        ValueError: a value inside contains itself, is nested too deeply, or has too long an integer.
     """
     if (
         type(event) is PartDeltaEvent

@@ -4,8 +4,17 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 from pydantic_ai.exceptions import ModelRetry, ToolFailed, UserError
-from pydantic_ai.messages import RetryInfo, ToolCallPart, ToolReturn, ToolReturnPart, UserContent
+from pydantic_ai.messages import (
+    MULTI_MODAL_CONTENT_TYPES,
+    RetryInfo,
+    ToolCallPart,
+    ToolReturn,
+    ToolReturnPart,
+    UserContent,
+)
 from pydantic_core import to_jsonable_python
+
+from dify_agent.protocol.json_values import MAX_VALUE_DEPTH, NotJsonDataError, json_data, readable_text
 
 RetryCause = Literal["validation_error", "model_retry", "unknown_tool"]
 UserExtra = str | list[UserContent] | None
@@ -51,10 +60,12 @@ def retried(
 
 
 def returned(call: ToolCallPart, value: Any) -> tuple[ToolReturnPart, UserExtra]:
-    """The result of a tool that returned ``value``.
+    """The result of a tool that returned ``value``. What JSON cannot hold is replaced here, once: the model, the events
+    and the history get the same.
 
     Raises:
-        UserError: ``value`` is a list that holds ``ToolReturn`` objects; only the whole result may be one.
+        UserError: ``value`` is a list that holds ``ToolReturn`` objects, only the whole result may be one; or it has no
+            JSON form.
     """
     if not isinstance(value, ToolReturn):
         if isinstance(value, list) and any(isinstance(item, ToolReturn) for item in value):
@@ -65,12 +76,21 @@ def returned(call: ToolCallPart, value: Any) -> tuple[ToolReturnPart, UserExtra]
         value = ToolReturn(return_value=value)
     part = ToolReturnPart(
         tool_name=call.tool_name,
-        content=value.return_value,
+        content=_storable(call, value.return_value),
         tool_call_id=call.tool_call_id,
-        metadata=value.metadata,
+        metadata=_storable(call, value.metadata),
     )
     extra = value.content or None
-    return part, extra if extra is None or isinstance(extra, str) else list(extra)
+    if isinstance(extra, str):
+        return part, readable_text(extra)
+    return part, extra and [readable_text(item) if isinstance(item, str) else item for item in extra]
+
+
+def _storable(call: ToolCallPart, value: Any) -> Any:
+    try:
+        return json_data(value, MAX_VALUE_DEPTH, opaque=MULTI_MODAL_CONTENT_TYPES)
+    except NotJsonDataError as error:
+        raise UserError(f"The result of tool {call.tool_name!r} cannot be kept as JSON: {error}.") from error
 
 
 def error_details(error: ValidationError) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from dify_agent.layers.output.json_values import NotJsonError, format_path, measure
 from dify_agent.loop.port import OUTPUT_TOOL_NAME
 from dify_agent.protocol.json_schema import compile_schema
+from dify_agent.protocol.json_values import MAX_VALUE_DEPTH
 
 if TYPE_CHECKING:
     from jsonschema_rs import ValidationError as SchemaError
@@ -57,7 +58,7 @@ class _OutputCheck:
 
     def _listing_cost(self, value: dict[str, Any]) -> int:
         """At worst each part of the schema refuses each value, and quotes itself or the value."""
-        extent = measure(value)
+        extent = measure(value, MAX_VALUE_DEPTH)
         quoted = self._extent.values * extent.characters + extent.values * self._extent.characters
         return quoted + ERROR_COST * self._extent.values * extent.values
 

@@ -35,7 +35,7 @@ class Extent:
     """Characters of keys and strings, each counted once for every container that it stands in."""
 
 
-def measure(value: Any) -> Extent:
+def measure(value: Any, max_depth: int = MAX_DEPTH) -> Extent:
     """The extent of a JSON value. Does not recurse.
 
     Raises:
@@ -52,8 +52,8 @@ def measure(value: Any) -> Extent:
             characters += len(item) * depth
             _check_text(item, trail)
         elif isinstance(item, dict | list):
-            if depth > MAX_DEPTH:
-                raise NotJsonError(_path(trail), f"nested more than {MAX_DEPTH} levels deep")
+            if depth > max_depth:
+                raise NotJsonError(_path(trail), f"nested more than {max_depth} levels deep")
             if isinstance(item, list):
                 pending.extend([(child, depth + 1, (index, trail)) for index, child in enumerate(item)])
                 continue

@@ -51,6 +51,20 @@ class SchedulerStoppingError(DifyAgentError):
         super().__init__("run scheduler is shutting down")
 
 
+class TooManyActiveRunsError(DifyAgentError):
+    """This replica, or the tenant on it, has as many runs as it may have. Nothing was stored. HTTP 429."""
+
+    def __init__(self) -> None:
+        super().__init__("too many active runs")
+
+
+class IdempotencyConflictError(DifyAgentError):
+    """The idempotency key stands for another request. HTTP 409."""
+
+    def __init__(self) -> None:
+        super().__init__("idempotency_key was used with a different request")
+
+
 class StoreUnavailableError(DifyAgentError):
     """The store did not answer, or refused for a reason that may pass (down, loading, out of memory). HTTP 503.
 

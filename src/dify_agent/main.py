@@ -7,9 +7,10 @@ import os
 import resource
 import secrets
 import signal
+import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -29,14 +30,18 @@ from dify_agent.http.server import Address, serve_http
 from dify_agent.http.settings import HttpSettings
 from dify_agent.layers.extensions import load_layer_extensions
 from dify_agent.layers.registry import create_layer_providers
+from dify_agent.metrics import Metrics
 from dify_agent.model.provider import ModelRegistry, open_model_registry
 from dify_agent.settings import ServerSettings
 from dify_agent.store.base import Owner, RunStore
+from dify_agent.store.metered import metered
 from dify_agent.store.redis import open_redis_store
+from dify_agent.supervisor.admission import RunLimits
 from dify_agent.supervisor.serve import Supervisor
 
 _log = structlog.get_logger()
 
+METRICS_REFRESH_SECONDS: Final = 5.0
 STORE_CONNECTIONS: Final = 10
 """Two wait for others (inbox, tail hub), one writes events; the rest serve requests, which take a round trip each."""
 
@@ -67,6 +72,8 @@ class Listen:
     on_listening: Callable[[list[Address]], None] = lambda _addresses: None
     """Called once with the bound addresses, when requests are accepted."""
     stop: trio.Event = field(default_factory=trio.Event)
+    sockets: Sequence[socket.socket] | None = None
+    """Bound sockets to use in place of host and port, which may be shared with other processes."""
 
 
 async def serve(settings: ServerSettings, listen: Listen) -> ExitStatus:
@@ -92,18 +99,28 @@ async def serve(settings: ServerSettings, listen: Listen) -> ExitStatus:
                 retention_seconds=settings.run_retention_seconds,
                 max_length=settings.run_event_stream_max_length,
                 max_connections=STORE_CONNECTIONS,
-            ) as store,
+            ) as opened,
             _open_models(settings) as models,
         ):
+            metrics = Metrics()
+            store = metered(opened, metrics.store_operation)
             await store.ping()
-            supervisor = build_supervisor(settings, store, models)
+            supervisor = build_supervisor(settings, store, models, metrics)
             async with trio.open_nursery() as root:
                 root.start_soon(_arm_when_cancelled, watchdog)
+                root.start_soon(_refresh, metrics)
                 await root.start(supervisor.serve)
                 stop_http = trio.Event()
                 async with trio.open_nursery() as front:
-                    addresses = await front.start(_http(settings, supervisor, store, listen, stop_http))
-                    _log.info("listening", addresses=[authority(*address) for address in addresses])
+                    addresses = await front.start(
+                        _http(settings, supervisor, store, metrics, listen=listen, stop=stop_http)
+                    )
+                    _log.info(
+                        "listening",
+                        addresses=[authority(*address) for address in addresses],
+                        owner=supervisor.environment.owner.id,
+                        pid=os.getpid(),
+                    )
                     listen.on_listening(addresses)
                     await _until_told(signals, supervisor, listen.stop)
                     watchdog.arm()
@@ -129,6 +146,13 @@ async def _arm_when_cancelled(watchdog: "Watchdog") -> None:
         watchdog.arm()
 
 
+async def _refresh(metrics: Metrics) -> None:
+    """Where several processes share their metrics, the others see of this one's gauges what was written last."""
+    while metrics.shared:
+        metrics.refresh()
+        await trio.sleep(METRICS_REFRESH_SECONDS)
+
+
 def _open_models(settings: ServerSettings) -> AbstractAsyncContextManager[ModelRegistry]:
     timeout = httpx2.Timeout(
         connect=settings.outbound_http_connect_timeout,
@@ -145,7 +169,13 @@ def _open_models(settings: ServerSettings) -> AbstractAsyncContextManager[ModelR
 
 
 def _http(
-    settings: ServerSettings, supervisor: Supervisor, store: RunStore, listen: Listen, stop: trio.Event
+    settings: ServerSettings,
+    supervisor: Supervisor,
+    store: RunStore,
+    metrics: Metrics,
+    *,
+    listen: Listen,
+    stop: trio.Event,
 ) -> Callable[..., Awaitable[None]]:
     """The HTTP front as a service to start."""
     http_settings = HttpSettings(
@@ -154,7 +184,13 @@ def _http(
         stream_stall_seconds=settings.stream_stall_seconds,
         allowed_origins=settings.allowed_origins,
     )
-    app = create_app(service=supervisor, store=store, settings=http_settings, blank_prompt_check=has_blank_prompt)
+    app = create_app(
+        service=supervisor,
+        store=store,
+        settings=http_settings,
+        blank_prompt_check=has_blank_prompt,
+        metrics=metrics,
+    )
     return partial(
         serve_http,
         app,
@@ -162,10 +198,11 @@ def _http(
         shutdown_trigger=stop.wait,
         host=listen.host,
         port=listen.port,
+        sockets=listen.sockets,
     )
 
 
-def build_supervisor(settings: ServerSettings, store: RunStore, models: ModelRegistry) -> Supervisor:
+def build_supervisor(settings: ServerSettings, store: RunStore, models: ModelRegistry, metrics: Metrics) -> Supervisor:
     """Wire a supervisor with everything a run needs. Starts nothing."""
     owner = Owner(id=secrets.token_hex(8), epoch=time.time_ns() // 1_000_000)
     bounds = RunBounds(
@@ -187,6 +224,9 @@ def build_supervisor(settings: ServerSettings, store: RunStore, models: ModelReg
         linger_seconds=bounds.last_word_seconds,
     )
 
+    metrics.watch("queue_bytes", "Bytes of events that wait to be written.", lambda: publisher.budget.used)
+    metrics.watch("queue_limit_bytes", "Bytes from which producers wait.", lambda: publisher.budget.limit)
+    metrics.watch("queue_stuck_runs", "Runs whose events the store does not take now.", lambda: publisher.stuck_runs)
     own_types = create_layer_providers(models=models, scripted_layers=settings.scripted_layers)
     installed_types = load_layer_extensions()
     if installed_types:
@@ -204,10 +244,14 @@ def build_supervisor(settings: ServerSettings, store: RunStore, models: ModelReg
             tool_concurrency=settings.tool_concurrency,
             tool_threads=trio.CapacityLimiter(settings.tool_threads),
             on_finished=on_finished,
+            metrics=metrics,
         )
 
     return Supervisor(
-        environment, lease_seconds=settings.owner_lease_seconds, retention_seconds=settings.run_retention_seconds
+        environment,
+        lease_seconds=settings.owner_lease_seconds,
+        retention_seconds=settings.run_retention_seconds,
+        limits=RunLimits(total=settings.max_active_runs, per_tenant=settings.max_active_runs_per_tenant),
     )
 
 

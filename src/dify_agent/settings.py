@@ -76,8 +76,8 @@ class ServerSettings(BaseSettings):
     redis_url: str = Field(
         "redis://localhost:6379/0",
         repr=False,
-        description="Connection URL of the run store: redis://, rediss:// or unix://. "
-        "redis+cluster:// and redis+sentinel:// are parsed and refused for now.",
+        description="Connection URL of the run store: redis://, rediss://, unix://, redis+cluster://host:port,... or "
+        "redis+sentinel://host:port,.../<master>/<db>.",
     )
     redis_prefix: str = Field("dify-agent", description="Prefix of every key. Must not contain '{' or '}'.")
     shutdown_grace_seconds: float = Field(

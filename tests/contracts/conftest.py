@@ -3,11 +3,13 @@
 import shutil
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
 
 import pytest
 import redis
 import trio
-from tests.contracts.store_support import CheckedStore, StoreServer
+from tests.contracts.cluster_support import ClusterServer, ClusterWitness, running_cluster
+from tests.contracts.store_support import CheckedStore, OneServer, StoreServer
 
 from dify_agent.store.embedded import running_server, valkey_binary
 from dify_agent.store.redis import RedisRunStore, open_redis_store
@@ -15,16 +17,27 @@ from dify_agent.store.redis import RedisRunStore, open_redis_store
 _NO_REDIS = "no redis-server on PATH; to run these tests: apt-get install redis-server"
 
 
-@pytest.fixture(scope="session", params=["valkey", pytest.param("redis", marks=pytest.mark.real_redis)])
+@pytest.fixture(
+    scope="session",
+    params=[
+        "valkey",
+        pytest.param("redis", marks=pytest.mark.real_redis),
+        pytest.param("cluster", marks=pytest.mark.full),
+    ],
+)
 def store_server(request: pytest.FixtureRequest) -> Iterator[StoreServer]:
-    """A server on a private unix socket: the embedded Valkey, or the real Redis that is installed here."""
+    """The embedded Valkey or the real Redis that is installed here, on a private unix socket; or a Valkey cluster."""
+    if request.param == "cluster":
+        with running_cluster() as cluster, closing(ClusterWitness(cluster)) as witness:
+            yield ClusterServer(cluster, witness)
+        return
     binary = valkey_binary() if request.param == "valkey" else shutil.which("redis-server")
     if binary is None:
         pytest.skip(_NO_REDIS)
     with running_server(binary, {}) as process:
         trio.run(process.wait_ready)
         with redis.Redis(unix_socket_path=str(process.socket)) as witness:
-            yield StoreServer(process.url, process.socket, witness)
+            yield OneServer(process.url, f"unix://{process.socket}-none", witness, process.socket)
 
 
 @pytest.fixture

@@ -3,12 +3,13 @@
 import itertools
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 import trio
 
@@ -23,9 +24,45 @@ MS = 1_796_041_234_881
 
 @dataclass(frozen=True)
 class StoreServer:
+    """What the suite runs on."""
+
     url: str
+    nowhere: str
+    """A URL of the same kind at which nobody answers."""
+    witness: Any
+    """redis-py's client, or something that looks like it."""
+
+    def proxy(self) -> "AbstractAsyncContextManager[LossyProxy]":
+        """A way to the same data that can lose replies."""
+        raise AssertionError("each kind of server has its own")
+
+    def store_clients(self) -> set[str]:
+        """Ids of the stores' connections, as the server sees them."""
+        own = str(self.witness.client_id())  # older servers do not say which library a client uses
+        return {client["id"] for client in self.witness.client_list() if client["id"] != own}
+
+    def run_ids(self, count: int) -> list[str]:
+        """Ids of new runs that share a server, so also a round trip."""
+        return [run_id() for _ in range(count)]
+
+    async def recovered(self, store: RunStore) -> None:
+        """Return when a store has noticed that its servers answer again: at once where it does not keep account."""
+
+
+@dataclass(frozen=True)
+class OneServer(StoreServer):
+    """One server on a unix socket."""
+
     socket: Path
-    witness: redis.Redis
+
+    def proxy(self) -> "AbstractAsyncContextManager[LossyProxy]":
+        return lossy_proxy(self.socket)
+
+
+ONE_SERVER = pytest.mark.parametrize(
+    "store_server", ["valkey", pytest.param("redis", marks=pytest.mark.real_redis)], indirect=True
+)
+"""For tests of what only one server can do, or of how it is reached."""
 
 
 class CheckedStore:
@@ -132,6 +169,10 @@ class LossyProxy:
     def disarm(self) -> None:
         self._left = None
 
+    def outgoing(self, reply: bytes) -> bytes:
+        """The reply as the client gets it."""
+        return reply
+
     async def serve(self, upstream: Path, client: trio.SocketStream) -> None:
         with trio.CancelScope() as both:
             async with client, await trio.open_unix_socket(str(upstream)) as server, trio.open_nursery() as nursery:
@@ -168,7 +209,7 @@ class LossyProxy:
                     if self._left is not None:
                         self._left -= 1
                     if not self.stall:
-                        await client.send_all(reply)
+                        await client.send_all(self.outgoing(reply))
         except trio.BrokenResourceError:
             pass
         both.cancel(reason="server left")

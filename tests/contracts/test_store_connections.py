@@ -10,7 +10,6 @@ from tests.contracts.store_support import (
     batch,
     events,
     intent,
-    lossy_proxy,
     run_id,
     running,
     terminal,
@@ -20,7 +19,8 @@ from tests.contracts.store_support import (
 
 from dify_agent.errors import StoreUnavailableError
 from dify_agent.protocol.event_id import START, EventId
-from dify_agent.store.connections import RUN_CONNECTIONS, SERVICE_CONNECTIONS, Command, Lane, open_connections
+from dify_agent.store.deployments import open_executor
+from dify_agent.store.executor import RUN_CONNECTIONS, SERVICE_CONNECTIONS, Command, Lane
 from dify_agent.store.keys import Keys
 from dify_agent.store.redis import RedisRunStore, open_redis_store
 from dify_agent.store.urls import parse_store_url
@@ -28,17 +28,11 @@ from dify_agent.store.urls import parse_store_url
 LIMIT = SERVICE_CONNECTIONS + RUN_CONNECTIONS + 2
 
 
-def clients(witness):
-    """Ids of the store's connections, as the server sees them."""
-    own = str(witness.client_id())  # older servers do not say which library a client uses
-    return {client["id"] for client in witness.client_list() if client["id"] != own}
-
-
-async def all_gone(witness, ids):
+async def all_gone(store_server, ids):
     with trio.fail_after(2):
         while ids:
             await trio.lowlevel.checkpoint()
-            ids = ids & clients(witness)
+            ids = ids & store_server.store_clients()
 
 
 # Time limits.
@@ -55,10 +49,10 @@ async def all_gone(witness, ids):
 async def test_what_was_answered_in_time_stands(store, witness, store_server, prefix, case):
     loaded, replies, known = case
     async with (
-        lossy_proxy(store_server.socket) as proxy,
+        store_server.proxy() as proxy,
         open_redis_store(proxy.url, prefix=prefix, retention_seconds=600, command_timeout=0.2) as far,
     ):
-        runs = [run_id() for _ in range(4)]
+        runs = store_server.run_ids(4)
         for run in runs:
             await store.create_run(running(run), OWNER)
         assert await far.append([batch(run, START, *events(1, 1)) for run in runs]) == ["appended"] * 4
@@ -71,13 +65,14 @@ async def test_what_was_answered_in_time_stands(store, witness, store_server, pr
         assert [type(outcome) for outcome in outcomes[known:]] == [StoreUnavailableError] * (4 - known)
         assert all(outcome.sent for outcome in outcomes[known:])
         proxy.stall = False
+        await store_server.recovered(far)
         assert await far.append(batches) == ["appended"] * 4
         for run in runs:
             assert texts(await whole_log(store, run)) == texts(events(1, 3))
 
 
 async def test_without_a_connection_nothing_was_sent(store_server, prefix):
-    async with open_redis_store(f"unix://{store_server.socket}-none", prefix=prefix) as store:
+    async with open_redis_store(store_server.nowhere, prefix=prefix) as store:
         with pytest.raises(StoreUnavailableError) as caught:
             await store.ping()
         assert not caught.value.sent
@@ -95,7 +90,7 @@ async def test_without_an_answer_it_is_unknown_and_in_the_queue_nothing_was_sent
         except StoreUnavailableError as error:
             outcomes.append(error)
 
-    async with open_connections(url, limit=LIMIT, timeout=0.1) as connections, trio.open_nursery() as nursery:
+    async with open_executor(url, limit=LIMIT, timeout=0.1) as connections, trio.open_nursery() as nursery:
         for _ in range(4):  # two have a connection, two wait for one
             nursery.start_soon(call, connections)
     assert sorted((outcome.sent, outcome.cause) for outcome in outcomes) == [
@@ -112,8 +107,8 @@ async def test_without_an_answer_it_is_unknown_and_in_the_queue_nothing_was_sent
 @asynccontextmanager
 async def crowded(store_server, prefix, lane):
     """A store with a hundred callers in one lane, each of whom the server keeps waiting."""
-    wait = [Command(b"BLPOP", (f"{prefix}:none", 30))]
-    async with open_connections(parse_store_url(store_server.url), limit=LIMIT, timeout=5) as connections:
+    wait = [Command(b"BLPOP", (f"{prefix}:none:{{{store_server.run_ids(1)[0]}}}", 30))]
+    async with open_executor(parse_store_url(store_server.url), limit=LIMIT, timeout=5) as connections:
         store = RedisRunStore(connections, Keys(prefix), retention_seconds=600, max_length=100)
         async with trio.open_nursery() as nursery:
             for _ in range(100):
@@ -124,10 +119,10 @@ async def crowded(store_server, prefix, lane):
 
 
 async def test_a_crowd_of_requests_holds_up_neither_services_nor_runs(store_server, prefix):
-    run, other = run_id(), run_id()
+    run, other = store_server.run_ids(2)
     async with crowded(store_server, prefix, Lane.REQUESTS) as store:
         with trio.move_on_after(0.05) as asked:
-            await store.ping()
+            await store.read_record(run)
         assert asked.cancelled_caught, "there is no crowd"
         with trio.fail_after(2):
             await store.create_run(running(run), OWNER)
@@ -141,13 +136,13 @@ async def test_a_crowd_of_requests_holds_up_neither_services_nor_runs(store_serv
             assert await store.read_inbox(OWNER, "0-0", 0.001) == []
             assert (await store.finalize(terminal(run, "failed"))).applied
             assert not (await store.finalize_cancel(terminal(other, "cancelled"))).applied
-            await store.release_runs(OWNER, [run, other])
+            await store.release_runs(OWNER.id, [run, other])
 
 
 async def test_a_crowd_of_runs_does_not_hold_up_the_services(store_server, prefix):
     async with crowded(store_server, prefix, Lane.RUNS) as store:
         with trio.move_on_after(0.05) as asked:
-            await store.create_run(running(run_id()), OWNER)
+            await store.create_run(running(*store_server.run_ids(1)), OWNER)
         assert asked.cancelled_caught, "there is no crowd"
         with trio.fail_after(2):
             await store.heartbeat(OWNER, 30)
@@ -182,7 +177,7 @@ async def test_cancelled_from_outside_it_works_until_the_body_has_ended(store_se
     with trio.CancelScope() as outer:
         async with open_redis_store(store_server.url, prefix=prefix) as store:
             await store.create_run(running(run), OWNER)
-            before = clients(witness)
+            before = store_server.store_clients()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(store.read_inbox, OWNER, "0-0", 30)
                 await trio.testing.wait_all_tasks_blocked(0.01)
@@ -191,17 +186,17 @@ async def test_cancelled_from_outside_it_works_until_the_body_has_ended(store_se
                     assert await store.append([batch(run, START, *events(1, 2))]) == ["appended"]
                     for client in before:
                         witness.client_kill_filter(_id=client)
-                    await all_gone(witness, before)
+                    await all_gone(store_server, before)
                     # On connections that are opened only now.
                     assert await store.append([batch(run, EventId(MS, 2), *events(3, 3))]) == ["appended"]
                     assert (await store.request_cancel(run, intent())).status == "running"
                     assert (await store.finalize_cancel(terminal(run, "cancelled"))).applied
-                    after = clients(witness)
+                    after = store_server.store_clients()
                     done = True
     assert done
     assert outer.cancelled_caught
     assert after
-    await all_gone(witness, after)
+    await all_gone(store_server, after)
 
 
 async def test_callers_without_a_shield_are_cancelled(store_server, prefix):
@@ -213,14 +208,14 @@ async def test_callers_without_a_shield_are_cancelled(store_server, prefix):
     assert outer.cancelled_caught
 
 
-async def test_a_body_that_fails_leaves_nothing_behind(store_server, prefix, witness):
+async def test_a_body_that_fails_leaves_nothing_behind(store_server, prefix):
     with trio.fail_after(2), pytest.RaisesGroup(ZeroDivisionError):
         async with open_redis_store(store_server.url, prefix=prefix) as store:
             await store.ping()
-            opened = clients(witness)
+            opened = store_server.store_clients()
             raise ZeroDivisionError
     assert opened
-    await all_gone(witness, opened)
+    await all_gone(store_server, opened)
 
 
 async def test_opening_in_a_cancelled_scope_is_cancelled():

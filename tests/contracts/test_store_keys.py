@@ -124,8 +124,8 @@ async def test_an_owners_keys(store, run, witness, prefix):
     age(witness, prefix)
     await store.heartbeat(OWNER, 15)
     refreshed = {key for key, ttl in ttls(witness, prefix).items() if ttl > 100_000}
-    assert refreshed == {f"{prefix}:owners", f"{owner}:runs", f"{owner}:inbox"}
-    await store.release_runs(OWNER, [run])
+    assert refreshed == {f"{prefix}:owners", f"{owner}:runs", f"{owner}:inbox", f"{owner}:seen"}
+    await store.release_runs(OWNER.id, [run])
     await store.retire(OWNER)
     assert {name.partition(":")[0] for name in names(witness, prefix)} == {"runs"}
 

@@ -6,13 +6,24 @@ import subprocess
 
 import pytest
 import trio
-from tests.contracts.store_support import OWNER, LossyProxy, batch, events, run_id, running, texts, whole_log
+from tests.contracts.store_support import (
+    ONE_SERVER,
+    OWNER,
+    LossyProxy,
+    batch,
+    events,
+    run_id,
+    running,
+    texts,
+    whole_log,
+)
 
 from dify_agent.errors import StoreUnavailableError
 from dify_agent.protocol.event_id import START
 from dify_agent.store.redis import open_redis_store
 
 LOCAL = "127.0.0.1"
+pytestmark = ONE_SERVER
 
 
 async def exercise(url, prefix):

@@ -19,6 +19,7 @@ from tests.oracle.compare import DIFFERENCES
 
 from dify_agent.http.openapi import openapi_document
 from dify_agent.main import ExitStatus
+from dify_agent.metrics import Metrics
 from dify_agent.protocol.schemas import RUN_EVENT_ADAPTER, CreateRunRequest, LayerExitSignals, RunEventsResponse
 from dify_agent.settings import ServerSettings
 
@@ -237,3 +238,13 @@ def test_pages_are_readable_as_text(page: Path) -> None:
     for line in page.read_text().splitlines():
         assert line == line.rstrip()
         assert len(line) <= 140 or line.startswith("|"), line
+
+
+def test_metrics_table_names_every_metric() -> None:
+    rows = table_under(ROOT / "docs" / "operations.md", "Metrics")
+    written = {name for names, *_ in rows for name in re.findall(r"`(\w+)`", names)}
+    metrics = Metrics()
+    for name in ("queue_bytes", "queue_limit_bytes", "queue_stuck_runs"):  # watched by the composition root
+        metrics.watch(name, "as the root does", lambda: 0)
+    families = {family.name for family in metrics.registry.collect() if family.name.startswith("dify_agent_")}
+    assert {f"dify_agent_{name}" for name in written} == families

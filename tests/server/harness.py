@@ -123,6 +123,7 @@ def launched(
     prefix: str | None = None,
     env: Mapping[str, str] | None = None,
     descriptors: int | None = None,
+    arguments: Sequence[str] = (),
     **settings: object,
 ) -> Iterator[Server]:
     """Start the process and give it at once; kill it at the end if it still lives. Keywords are settings.
@@ -134,7 +135,7 @@ def launched(
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DIFY_AGENT_")}
     environment |= {f"DIFY_AGENT_{name.upper()}": str(value) for name, value in values.items()}
     environment |= env or {}
-    command = [sys.executable, "-m", "dify_agent.cli", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "dify_agent.cli", "serve", "--port", "0", *arguments]
     if descriptors is not None:
         command = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(descriptors), *command]
     with tempfile.TemporaryDirectory(prefix="dify-agent-test-") as folder:
@@ -163,10 +164,13 @@ def serving(
     env: Mapping[str, str] | None = None,
     announced: Sequence[str] = (),
     descriptors: int | None = None,
+    arguments: Sequence[str] = (),
     **settings: object,
 ) -> Iterator[Server]:
     """A replica that accepts requests; stopped by SIGTERM, which must end it with status 0 and a clean log."""
-    with launched(redis_url, prefix=prefix, env=env, descriptors=descriptors, **settings) as server:
+    with launched(
+        redis_url, prefix=prefix, env=env, descriptors=descriptors, arguments=arguments, **settings
+    ) as server:
         server.wait_listening()
         yield server
         assert server.stop() == 0

@@ -14,16 +14,18 @@ TABLE: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "concurrency": frozenset(),
     "protocol": frozenset({"agenton"}),
+    "metrics": frozenset(),
     "settings": frozenset({"settings_checks"}),
     "settings_checks": frozenset(),
     "store": frozenset({"protocol"}),
+    "doctor": frozenset({"protocol", "store"}),
     "events": frozenset({"protocol"}),
     "loop": frozenset({"protocol"}),
     "model": frozenset({"loop.port", "protocol"}),
     "layers": frozenset({"agenton", "agenton_collections", "protocol", "loop.port", "model"}),
-    "actors": frozenset({"layers.registry", "loop", "events", "store.base", "agenton", "protocol"}),
-    "supervisor": frozenset({"actors", "store.base", "protocol"}),
-    "http": frozenset({"supervisor.handle", "events", "store.base", "protocol"}),
+    "actors": frozenset({"layers.registry", "loop", "events", "store.base", "agenton", "protocol", "metrics"}),
+    "supervisor": frozenset({"actors", "store.base", "protocol", "metrics"}),
+    "http": frozenset({"supervisor.handle", "events", "store.base", "protocol", "metrics"}),
 }
 COMPOSITION = frozenset({"main", "cli", "server", "__main__"})
 """May import everything; ``main`` and ``cli`` are the only ones that name concrete variants."""

@@ -1,7 +1,7 @@
 """What every run actor of a process is given: collaborators and bounds, built once by the composition root."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import trio
@@ -9,6 +9,7 @@ import trio
 from agenton.compositor import LayerProvider
 from dify_agent.actors.publisher import Publisher
 from dify_agent.events.flusher import FlushTimer
+from dify_agent.metrics import Metrics
 from dify_agent.store.base import Owner, RunStore
 
 
@@ -58,3 +59,4 @@ class RunEnvironment:
     tool_threads: trio.CapacityLimiter
     on_finished: Callable[[str], None]
     """Called by the run's actor, with the run id, once nothing of the run is left to do."""
+    metrics: Metrics = field(default_factory=Metrics)

@@ -4,6 +4,7 @@ The decision table is protocol 6.3 with R11 and R12. The first accepted of succe
 wins, and the store decides which that was; this module only proposes.
 """
 
+import time
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
@@ -40,21 +41,20 @@ class Finalizer:
         self._cancelled: Terminal | None = None
         self._reduced = False
 
-    async def end(self, done: WorkDone, stop: Stop | None, *, may_be_missing: bool = False) -> None:
+    async def end(self, done: WorkDone, stop: Stop | None) -> None:
         """End the run. While the store is away it is tried again, for as long as this process lives.
 
         Cancelled, it can be called again and goes on where it was: the transition it proposes is built once.
-        ``may_be_missing`` says that a run without a record is nothing to report.
         """
         if stop is not None and stop.kind in _SILENT:
             _log.error("run given up, its log belongs to someone else", run_id=self._run_id, kind=stop.kind)
             return
         pause = RETRY_FIRST_SECONDS
-        while not await self._settled(done, stop, may_be_missing):
+        while not await self._settled(done, stop):
             await trio.sleep(pause)
             pause = min(pause * 2, RETRY_MOST_SECONDS)
 
-    async def _settled(self, done: WorkDone, stop: Stop | None, may_be_missing: bool) -> bool:
+    async def _settled(self, done: WorkDone, stop: Stop | None) -> bool:
         """One try. False when it has to be tried again: the store is away, or a cancellation crossed this ending."""
         try:
             await self._run_log.flushed()
@@ -64,8 +64,7 @@ class Finalizer:
         except LogLostError as lost:
             _log.error("run given up, its log takes no more events", run_id=self._run_id, why=str(lost))
         except RunNotFoundError:
-            if not may_be_missing:
-                _log.error("record_lost: the run's record is gone", run_id=self._run_id)
+            _log.error("record_lost: the run's record is gone", run_id=self._run_id)
         except Exception as error:  # noqa: BLE001  The actor boundary: a refused ending must not leave the run running.
             return self._give_up(error) if self._reduced else self._reduce(error)
         else:
@@ -76,6 +75,8 @@ class Finalizer:
 
     def _note_ending(self, outcome: FinalizeOutcome, done: WorkDone, stop: Stop | None) -> None:
         """One line for an operator when a run failed. Not the error's text: it may quote what the caller sent."""
+        if outcome.applied:
+            self._env.metrics.run_ended(outcome.status)
         if outcome.status != "failed":
             _log.debug("run ended", run_id=self._run_id, status=outcome.status)
             return
@@ -105,7 +106,16 @@ class Finalizer:
         intent = await self._env.store.read_intent(self._run_id)
         if intent is None:
             return await self._finish(done, stop)
-        return await self._cancel(done, intent)
+        outcome = await self._cancel(done, intent)
+        if outcome.applied:
+            self._time_cancel(intent, stop)
+        return outcome
+
+    def _time_cancel(self, intent: CancelIntent, stop: Stop | None) -> None:
+        """The legs of this run's cancel. A run that was never told found the intent at its end."""
+        if stop is not None and stop.kind is StopKind.CANCEL:
+            self._env.metrics.cancel_leg("observed", stop.told_at - intent.requested_at.timestamp())
+            self._env.metrics.cancel_leg("cleaned", time.time() - stop.told_at)
 
     async def _finish(self, done: WorkDone, stop: Stop | None) -> FinalizeOutcome:
         if self._finished is None:

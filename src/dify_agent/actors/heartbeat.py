@@ -69,21 +69,30 @@ class Heartbeat:
                 if trio.current_time() - self._touched >= self._touch_seconds - self._beat_seconds / 2:
                     await self._store.touch_runs(self._owner, self._runs.run_ids())
                     self._touched = trio.current_time()
-                await self._release()
+                await self.release()
                 pause = self._beat_seconds
             except StoreUnavailableError as error:
                 # Renew at once when the store is back: a lease judged late is a healthy run lost.
                 pause = min(RETRY_SECONDS, self._beat_seconds)
                 _log.warning("lease not renewed", owner=self._owner.id, cause=error.cause)
 
-    async def _release(self) -> None:
-        """Take finished runs out of the owner's set: all of a beat in one command, none in a run's own path."""
+    async def release(self) -> None:
+        """Take finished runs out of the owner's set: all of a beat in one round trip, none in a run's own path.
+
+        A run that no actor executes any more although its record does not say that it has ended stays in the set, for
+        a reaper to judge: its actor failed, or a failover has lost its end.
+
+        Raises:
+            StoreUnavailableError: nothing was released; the next call tries the same runs again.
+        """
         ended = self._runs.take_ended()
         if not ended:
             return
         released = False
         try:
-            await self._store.release_runs(self._owner, ended)
+            looks = await self._store.look(ended)
+            over = [run_id for run_id, look in looks.items() if look.record and look.record.status != "running"]
+            await self._store.release_runs(self._owner.id, over)
             released = True
         finally:
             if not released:

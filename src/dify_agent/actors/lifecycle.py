@@ -10,6 +10,7 @@
 Every phase has a bound; the actor looks it up with the phase it is in.
 """
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
@@ -40,10 +41,16 @@ class IllegalTransitionError(Exception):
 
 
 class Lifecycle:
-    """The current phase of one run."""
+    """The current phase of one run. ``moved`` is told of each move: the phase before, and the phase after.
 
-    def __init__(self) -> None:
+    None stands for before the first phase and behind the last one.
+    """
+
+    def __init__(self, moved: Callable[[Phase | None, Phase | None], None] = lambda _old, _new: None) -> None:
         self.phase = Phase.ADMITTED
+        self._moved = moved
+        self._over = False
+        moved(None, self.phase)
 
     def move(self, phase: Phase) -> None:
         """Enter ``phase``.
@@ -53,4 +60,11 @@ class Lifecycle:
         """
         if phase not in _MOVES[self.phase]:
             raise IllegalTransitionError(f"a run cannot go from {self.phase} to {phase}")
+        self._moved(self.phase, phase)
         self.phase = phase
+
+    def leave(self) -> None:
+        """The run is over, whatever its phase: it is in none any more. May be called again."""
+        if not self._over:
+            self._over = True
+            self._moved(self.phase, None)

@@ -1,6 +1,7 @@
 """What crosses between actors. Frozen, and nothing in here is changed after it was sent."""
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pydantic import JsonValue
@@ -33,6 +34,8 @@ class Stop:
 
     kind: StopKind
     detail: str = ""
+    told_at: float = field(default_factory=time.time, compare=False)
+    """When the run was told, in seconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from pydantic import BaseModel
 from pydantic_ai.messages import UserContent
-from pydantic_core import from_json
 
+from dify_agent.actors.static_configs import config_members
 from dify_agent.protocol.schemas import DIFY_AGENT_MODEL_LAYER_ID, CreateRunRequest
 
 _WITHOUT_PROMPTS: Final = frozenset(
@@ -47,23 +46,9 @@ def has_blank_prompt(request: CreateRunRequest) -> bool:
 
 
 def _is_seen_blank(layer_type: str, config: Any) -> bool:
-    members = _members(config)
+    members = config_members(config)
     items = None if members is None else _READERS[layer_type](members)
     return items is not None and is_blank(items)
-
-
-def _members(config: Any) -> dict[str, Any] | None:
-    """The members of a config, parsed as the run parses it (layers 1.6); None when it has none."""
-    if config is None:
-        return {}
-    if isinstance(config, BaseModel):
-        config = config.model_dump(warnings=False)
-    if isinstance(config, str | bytes):
-        try:
-            config = from_json(config)
-        except ValueError:
-            return None
-    return config if isinstance(config, dict) else None
 
 
 def _plain_prompt_items(members: dict[str, Any]) -> list[str] | None:

@@ -242,6 +242,11 @@ class Publisher:
         self._bell = trio.Event()
         self._given_up = False
 
+    @property
+    def stuck_runs(self) -> int:
+        """Runs whose last batch was not taken."""
+        return len(self._stuck)
+
     def open_log(self, run_id: str, live: LiveLog, on_lost: Callable[[StopKind, str], None]) -> RunLog:
         """A new, empty log for a run that is about to be created.
 

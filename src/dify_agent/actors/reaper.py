@@ -21,6 +21,7 @@ import trio
 from dify_agent.actors.messages import Failed
 from dify_agent.actors.terminals import cancellation_terminal, failure_terminal
 from dify_agent.errors import Reason, StoreUnavailableError
+from dify_agent.metrics import Metrics
 from dify_agent.store.base import Owner, RunLook, RunStore, Verdict, VerdictOutcome
 
 POLL_SECONDS: Final = 1.0
@@ -28,6 +29,8 @@ POLL_SECONDS: Final = 1.0
 BREAK_POLLS: Final = 3
 """A look that comes later than so many polls after the one before is a break: this process was not watching."""
 JUDGED_AT_ONCE: Final = 100
+STRAY_SECONDS: Final = 60.0
+"""An own run without a record and without an actor is forgotten after so long."""
 TRIES: Final = 3
 """A cancel may be accepted between the look and the verdict; then the run is looked at again."""
 
@@ -38,17 +41,26 @@ class Reaper:
     """A permanent service; every replica has one, and the store lets one verdict count."""
 
     def __init__(
-        self, store: RunStore, owner: Owner, *, lease_seconds: float, own_runs: Callable[[], Iterable[str]]
+        self,
+        store: RunStore,
+        owner: Owner,
+        *,
+        lease_seconds: float,
+        own_runs: Callable[[], Iterable[str]],
+        metrics: Metrics,
     ) -> None:
         self._store = store
         self._owner = owner
         self._lease_seconds = lease_seconds
         self._own_runs = own_runs
+        self._metrics = metrics
         self._poll_seconds = min(POLL_SECONDS, lease_seconds / BREAK_POLLS)
         self._healthy_since: float | None = None
         self._seen_at = 0.0
-        self._strays: frozenset[str] = frozenset()
-        """Runs in the own set that nobody executes, as of the last look."""
+        self._strays: dict[str, float] = {}
+        """Runs in the own set that nobody executes, and since when."""
+        self._again_at: dict[str, float] = {}
+        """When a lost owner whose runs were judged is looked at again."""
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Look at all leases, again and again, until cancelled."""
@@ -69,44 +81,52 @@ class Reaper:
         self._seen_at = now
         if now - self._healthy_since < self._lease_seconds:
             return
+        self._again_at = {owner_id: at for owner_id, at in self._again_at.items() if leases.get(owner_id) is False}
         for owner_id, held in leases.items():
-            if not held and owner_id != self._owner.id:
+            if not held and owner_id != self._owner.id and now >= self._again_at.get(owner_id, now):
                 await self._reap(owner_id)
         await self._reap_strays()
         self._seen_at = trio.current_time()  # judging many runs takes time, and every answer was one of the store
 
     async def _reap(self, owner_id: str) -> None:
         run_ids = await self._store.read_owned(owner_id)
-        if run_ids:
+        if run_ids and owner_id not in self._again_at:
             _log.warning("owner lost, its runs are judged", owner=owner_id, runs=len(run_ids))
         for start in range(0, len(run_ids), JUDGED_AT_ONCE):
             # It may have come back while others of its runs were judged.
-            if (await self._store.read_leases()).get(owner_id):
+            if start and (await self._store.read_leases()).get(owner_id):
                 return
             await self._judge(owner_id, run_ids[start : start + JUDGED_AT_ONCE])
-        if not run_ids:
-            await self._store.forget_runs(owner_id, ())
+        # What is left has no record. It stays in the set until that expires: a frozen owner may yet write the record.
+        self._again_at[owner_id] = trio.current_time() + self._lease_seconds
+        await self._store.forget_owner(owner_id)
 
     async def _reap_strays(self) -> None:
         """Own runs that no actor executes any more although they never ended: its failure is an owner lost as well."""
         active = set(self._own_runs())
-        strays = frozenset(await self._store.read_owned(self._owner.id)) - active
-        # Twice in a row: a run that has just begun or ended is on its way into the set or out of it.
-        await self._judge(self._owner.id, sorted(strays & self._strays))
-        self._strays = strays
+        now = trio.current_time()
+        strays = {run_id for run_id in await self._store.read_owned(self._owner.id) if run_id not in active}
+        self._strays = {run_id: self._strays.get(run_id, now) for run_id in strays}
+        # Not at once: a run that has just begun or ended is on its way into the set or out of it.
+        settled = [run_id for run_id, since in self._strays.items() if since < now]
+        await self._judge(self._owner.id, sorted(settled))
+        # A create that was refused may have left its entry; by now nothing of it is on its way to the store.
+        old = [run_id for run_id in settled if self._strays[run_id] < now - STRAY_SECONDS]
+        if old:
+            await self._store.release_runs(self._owner.id, old)
 
     async def _judge(self, owner_id: str, run_ids: Sequence[str]) -> None:
-        """End those of the runs that are running and belong to the owner; then the owner has none of them any more."""
-        if not run_ids:
-            return
-        looks = await self._store.look(run_ids)
+        """End those of the runs that are running and belong to the owner; it has none of those with a record then."""
+        looks = await self._store.look(run_ids) if run_ids else {}
         for run_id, look in looks.items():
             if look.record is None:
                 _log.error("record of a lost owner's run cannot be read, it is left alone", run_id=run_id)
             elif look.record.status == "running" and (look.owner is None or look.owner.id == owner_id):
                 outcome = await self._end(run_id, look)
+                self._metrics.verdict(outcome)
                 _log.warning("run judged, its owner is lost", run_id=run_id, owner=owner_id, outcome=outcome)
-        await self._store.forget_runs(owner_id, run_ids)
+        if looks:
+            await self._store.release_runs(owner_id, list(looks))
 
     async def _end(self, run_id: str, look: RunLook | None) -> VerdictOutcome:
         outcome: VerdictOutcome = "missing"

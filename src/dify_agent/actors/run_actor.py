@@ -19,11 +19,15 @@ from dify_agent.actors.finalize import Finalizer
 from dify_agent.actors.lifecycle import Lifecycle, Phase
 from dify_agent.actors.live_log import LiveLog
 from dify_agent.actors.messages import Interrupted, Reached, RunMessage, Stop, StopKind, WorkDone
+from dify_agent.actors.settle import settle_unknown
 from dify_agent.actors.work import RunWork
 from dify_agent.errors import StoreUnavailableError
 from dify_agent.protocol.schemas import CreateRunRequest, RunStatusResponse
+from dify_agent.store.base import RunExistsError
 
 _log = structlog.get_logger()
+
+CreateRefusal = StoreUnavailableError | RunExistsError
 
 CREATE_TRIES: Final = 2
 """A create whose reply was lost is safe to repeat once; after that the caller hears 503 and decides."""
@@ -63,7 +67,7 @@ class RunActor:
         self._env = env
         self._live = live
         self._to_self, self._inbox = channel
-        self._lifecycle = Lifecycle()
+        self._lifecycle = Lifecycle(env.metrics.run_moved)
         self._stop: Stop | None = None
         self._bound = float("inf")
         self._log = env.publisher.open_log(run_id, live, self._log_lost)
@@ -85,26 +89,31 @@ class RunActor:
         record = RunStatusResponse(run_id=self._run_id, status="running", created_at=now, updated_at=now)
         finalizer = Finalizer(record, self._env, self._log, self._live)
         done: WorkDone | None = None
-        refused: StoreUnavailableError | None = None
+        refused: CreateRefusal | None = None
+        created = False
         async with trio.open_nursery() as nursery:
             try:
                 refused = await self._create(record)
                 admission.answer(refused)
-                if refused is None:
+                created = refused is None
+                if created:
                     done = await self._lead(nursery)
                     await self._end(finalizer, done)
             except trio.Cancelled:
                 # The supervisor is being torn down, and the work with it: end the run all the same.
                 self._stop = self._stop or Stop(StopKind.SHUTDOWN)
                 with trio.move_on_after(self._env.bounds.last_word_seconds, shield=True) as scope:
-                    await self._end(finalizer, done or await self._last_word())
+                    if created:
+                        await self._end(finalizer, done or await self._last_word())
+                    else:
+                        await settle_unknown(self._env.store, self._env.owner, record, self._stop)
                 if scope.cancelled_caught:
                     _log.error("run not finalised in time, it stays running until judged", run_id=self._run_id)
                 raise
             # Normally nothing is left; work that ignores cancellation keeps this nursery open, and nothing else.
             nursery.cancel_scope.cancel(reason="the run has ended")
         if refused is not None:
-            await self._settle_refused(finalizer, refused)
+            await self._settle_refused(record, refused)
 
     async def _end(self, finalizer: Finalizer, done: WorkDone) -> None:
         if self._lifecycle.phase is not Phase.FINALISING:
@@ -113,26 +122,30 @@ class RunActor:
         self._lifecycle.move(Phase.DONE)
         self._finished()
 
-    async def _settle_refused(self, finalizer: Finalizer, error: StoreUnavailableError) -> None:
-        """The caller has heard 503. If the record may exist all the same, nobody executes it: it must not stay running.
+    async def _settle_refused(self, record: RunStatusResponse, refused: CreateRefusal) -> None:
+        """The caller has heard why. If the record may exist although the store gave no answer, nobody executes it.
 
         It is no active run any more, so a drain does not wait for it. Held meanwhile: nothing of the request, which may
         be large, and many are refused in an outage.
         """
         self._work = None
         self._finished()
-        if error.sent:
+        if isinstance(refused, StoreUnavailableError) and refused.sent:
             stop = Stop(StopKind.STORE_UNAVAILABLE, "while the run was created")
             with trio.move_on_after(self._env.bounds.finalize_timeout_seconds):
-                await finalizer.end(WorkDone(Interrupted()), stop, may_be_missing=True)
+                await settle_unknown(self._env.store, self._env.owner, record, stop)
 
     def _finished(self) -> None:
+        self._lifecycle.leave()
         self._live.close()
         self._log.close()
         self._env.on_finished(self._run_id)
 
-    async def _create(self, record: RunStatusResponse) -> StoreUnavailableError | None:
-        """Write the record; None when it is written, else the last error, ``sent`` if any try may have written it."""
+    async def _create(self, record: RunStatusResponse) -> CreateRefusal | None:
+        """Write the record; None when it is written, else the last error, ``sent`` if any try may have written it.
+
+        `RunExistsError` is an answer for certain: the run under this id is somebody else's.
+        """
         error: StoreUnavailableError | None = None
         for _ in range(CREATE_TRIES):
             try:
@@ -140,6 +153,8 @@ class RunActor:
             except StoreUnavailableError as failure:
                 failure.sent |= error is not None and error.sent
                 error = failure
+            except RunExistsError as exists:
+                return exists
             else:
                 return None
         return error

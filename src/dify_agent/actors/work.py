@@ -41,7 +41,7 @@ class RunWork:
     ) -> None:
         self._stop = trio.CancelScope()
         self._body = trio.CancelScope()
-        self.events = AgentEvents(run_id, log, env.flush_timer, env.coalescing)
+        self.events = AgentEvents(run_id, log, env.flush_timer, env.coalescing, env.metrics)
         self._run_id = run_id
         self._request = request
         self._env = env

@@ -64,6 +64,17 @@ def demo() -> None:
 
 
 @app.command()
+def doctor(
+    repair: Annotated[bool, typer.Option("--repair", help="Repair what has a defined repair.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Look for broken rules in the Redis of DIFY_AGENT_REDIS_URL; read-only unless told to repair."""
+    from dify_agent.cli.doctor import run_doctor
+
+    sys.exit(run_doctor(repair=repair, json=json))
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     from importlib.metadata import version as installed

@@ -15,10 +15,12 @@ from werkzeug.routing import MapAdapter
 from dify_agent.http.connection import HttpConnection, WebSocketConnection
 from dify_agent.http.errors import is_routable, register_error_handlers
 from dify_agent.http.health import HealthRoutes
+from dify_agent.http.metrics import MetricsRoute
 from dify_agent.http.openapi import DocumentRoutes
 from dify_agent.http.runs import BlankPromptCheck, RunRoutes
 from dify_agent.http.settings import HttpSettings
 from dify_agent.http.websocket import WebSocketRoute
+from dify_agent.metrics import Metrics
 from dify_agent.store.base import RunStore
 from dify_agent.supervisor.handle import RunService
 
@@ -101,6 +103,7 @@ def create_app(
     store: RunStore,
     settings: HttpSettings | None = None,
     blank_prompt_check: BlankPromptCheck = lambda _request: False,
+    metrics: Metrics | None = None,
 ) -> RunApp:
     """Build the app over a supervisor's handle and a store.
 
@@ -109,17 +112,19 @@ def create_app(
         store: read for status and pages.
         settings: defaults as in `HttpSettings`.
         blank_prompt_check: whether a request's effective prompt is provably blank, which answers 422 (decision D1).
+        metrics: what the front counts into, and what ``/metrics`` shows.
     """
     settings = settings or HttpSettings()
+    metrics = metrics or Metrics()
     app = RunApp(service, settings)
     register_error_handlers(app)
-    runs = RunRoutes(service, store, settings, blank_prompt_check)
+    runs = RunRoutes(service, store, settings, blank_prompt_check=blank_prompt_check, metrics=metrics)
     _route(app, "POST", "/runs", "create_run", runs.create)
     _route(app, "GET", "/runs/<run_id>", "get_run_status", runs.status)
     _route(app, "POST", "/runs/<run_id>/cancel", "cancel_run", runs.cancel)
     _route(app, "GET", "/runs/<run_id>/events", "get_run_events", runs.events)
     _route(app, "GET", "/runs/<run_id>/events/sse", "stream_run_events", runs.stream)
-    sockets = WebSocketRoute(service, settings)
+    sockets = WebSocketRoute(service, settings, metrics)
     path = "/runs/<run_id>/events/ws"
     handshake: Any = sockets.stream  # answers nothing once it has accepted
     app.add_url_rule(path, "run_events_websocket", handshake, websocket=True, provide_automatic_options=False)
@@ -127,6 +132,7 @@ def create_app(
     health = HealthRoutes(service)
     _open_route(app, "/healthz", health.healthz)
     _open_route(app, "/readyz", health.readyz)
+    _route(app, "GET", "/metrics", "metrics", MetricsRoute(metrics, settings).show)
     documents = DocumentRoutes()
     _open_route(app, "/openapi.json", documents.openapi)
     _open_route(app, "/docs", documents.page)

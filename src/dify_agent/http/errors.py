@@ -11,10 +11,12 @@ from quart_trio.wrappers import TrioResponse
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound, RequestEntityTooLarge
 
 from dify_agent.errors import (
+    IdempotencyConflictError,
     RunCancellationConflictError,
     RunNotFoundError,
     SchedulerStoppingError,
     StoreUnavailableError,
+    TooManyActiveRunsError,
 )
 
 if TYPE_CHECKING:
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 JSON: Final = "application/json"
 
 RETRY_AFTER_SECONDS: Final = 1
-"""For a store that is coming back and for a process that drains alike: another replica answers at once."""
+"""For a store that is coming back, a process that drains and one that is full alike: another replica answers at
+once."""
 
 _RETRY: Final = {"Retry-After": str(RETRY_AFTER_SECONDS)}
 _CLOSE: Final = {"Connection": "close"}
@@ -62,7 +65,9 @@ def register_error_handlers(app: "RunApp") -> None:
     handlers = _ErrorHandlers(app)
     app.register_error_handler(HttpError, handlers.http_error)
     app.register_error_handler(RunNotFoundError, handlers.run_not_found)
-    app.register_error_handler(RunCancellationConflictError, handlers.cancel_conflict)
+    app.register_error_handler(RunCancellationConflictError, handlers.conflict)
+    app.register_error_handler(IdempotencyConflictError, handlers.conflict)
+    app.register_error_handler(TooManyActiveRunsError, handlers.too_many_runs)
     app.register_error_handler(SchedulerStoppingError, handlers.retry_later)
     app.register_error_handler(StoreUnavailableError, handlers.retry_later)
     app.register_error_handler(HTTPException, handlers.framework_error)
@@ -80,8 +85,11 @@ class _ErrorHandlers:
     async def run_not_found(self, error: RunNotFoundError) -> Response:
         return _error(404, str(error))
 
-    async def cancel_conflict(self, error: RunCancellationConflictError) -> Response:
+    async def conflict(self, error: RunCancellationConflictError | IdempotencyConflictError) -> Response:
         return _error(409, str(error))
+
+    async def too_many_runs(self, error: TooManyActiveRunsError) -> Response:
+        return _error(429, str(error), _RETRY)
 
     async def retry_later(self, error: SchedulerStoppingError | StoreUnavailableError) -> Response:
         return _error(503, str(error), _RETRY)

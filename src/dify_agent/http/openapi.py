@@ -6,6 +6,7 @@ contract. Used for documentation alone it would still need every code, header an
 the handlers. A test compares the routes named here with those of the app.
 """
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
 
@@ -69,6 +70,10 @@ _ERRORS: Final = {
     429: "The server has too many open connections; this one is closed",
     431: "The request's headers are too large",
     503: "The store does not answer, or the server shuts down",
+}
+_CREATE_ERRORS: Final = {
+    409: "The idempotency key was used with a different request",
+    429: "Too many active runs on this server or of this tenant, or too many open connections",
 }
 _ERROR_HEADERS: Final = {401: "WWW-Authenticate", 426: "Upgrade", 429: "Retry-After", 503: "Retry-After"}
 _WEBSOCKET: Final = """\
@@ -163,7 +168,12 @@ def _paths() -> dict[str, Any]:
     return {
         "/runs": {
             "post": _operation(
-                "create_run_runs_post", 202, "CreateRunResponse", (*_STORE, *_WITH_BODY), body="CreateRunRequest"
+                "create_run_runs_post",
+                202,
+                "CreateRunResponse",
+                (*_STORE, *_WITH_BODY, 409),
+                body="CreateRunRequest",
+                meanings=_CREATE_ERRORS,
             )
         },
         run: {
@@ -212,6 +222,17 @@ def _paths() -> dict[str, Any]:
         },
         "/healthz": {"get": _operation("healthz_healthz_get", 200, "Health", _ANY, tag="health")},
         "/readyz": {"get": ready},
+        "/metrics": {
+            "get": _operation(
+                "metrics_metrics_get",
+                200,
+                None,
+                (*_ANY, 401),
+                tag="health",
+                media_type="text/plain",
+                description="Prometheus's text format.",
+            )
+        },
     }
 
 
@@ -227,14 +248,19 @@ def _operation(
     tag: str = "runs",
     failure: str = "Error",
     description: str | None = None,
+    media_type: str = "text/event-stream",
+    meanings: Mapping[int, str] = _ERRORS,
 ) -> dict[str, Any]:
-    """One operation. ``model`` None means an event stream or, with status 101, a WebSocket."""
+    """One operation. ``model`` None means text of ``media_type`` or, with status 101, a WebSocket. ``meanings`` are the
+    words for those errors that mean something else here than on other routes."""
     success: dict[str, Any] = {"description": "Successful Response"}
     if status != 101:
-        success["content"] = {"text/event-stream": {"schema": _STRING}} if model is None else _json(model)
+        success["content"] = {media_type: {"schema": _STRING}} if model is None else _json(model)
     if headers:
         success["headers"] = headers
-    responses = {str(status): success} | {str(code): _error(code, failure) for code in sorted(errors)}
+    responses = {str(status): success} | {
+        str(code): _error(code, failure, meanings.get(code, _ERRORS[code])) for code in sorted(errors)
+    }
     responses["500"] = {"description": "Internal Server Error", "content": {"text/plain": {"schema": _STRING}}}
     operation: dict[str, Any] = {"tags": [tag], "operationId": operation_id, "responses": responses}
     if description is not None:
@@ -247,9 +273,9 @@ def _operation(
     return operation
 
 
-def _error(code: int, failure: str) -> dict[str, Any]:
+def _error(code: int, failure: str, meaning: str) -> dict[str, Any]:
     model = {422: "HTTPValidationError", 503: failure}.get(code, "Error")
-    answer: dict[str, Any] = {"description": _ERRORS[code], "content": _json(model)}
+    answer: dict[str, Any] = {"description": meaning, "content": _json(model)}
     if code in _ERROR_HEADERS:
         answer["headers"] = {_ERROR_HEADERS[code]: {"schema": _STRING}}
     return answer

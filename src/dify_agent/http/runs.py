@@ -22,6 +22,7 @@ from dify_agent.http.query import PageQuery, parse_page_query, parse_stream_curs
 from dify_agent.http.reading import BodyReader
 from dify_agent.http.settings import HttpSettings
 from dify_agent.http.streams import event_stream
+from dify_agent.metrics import Metrics
 from dify_agent.protocol.event_id import missing_between
 from dify_agent.protocol.schemas import CancelRunRequest, CreateRunRequest
 from dify_agent.store.base import RunStore, StoredEvent
@@ -38,9 +39,16 @@ class RunRoutes:
     """Handlers of ``/runs``, over the supervisor's handle and the store."""
 
     def __init__(
-        self, service: RunService, store: RunStore, settings: HttpSettings, blank_prompt_check: BlankPromptCheck
+        self,
+        service: RunService,
+        store: RunStore,
+        settings: HttpSettings,
+        *,
+        blank_prompt_check: BlankPromptCheck,
+        metrics: Metrics,
     ) -> None:
         self._service = service
+        self._metrics = metrics
         self._store = store
         self._heartbeat_seconds = settings.heartbeat_seconds
         self._is_blank = blank_prompt_check
@@ -90,7 +98,7 @@ class RunRoutes:
         self._authorize()
         after = parse_stream_cursor(request.query_string, request.headers.get("Last-Event-ID"))
         tail = await self._service.open_tail(run_id, after)
-        return event_stream(tail, self._heartbeat_seconds)
+        return event_stream(tail, self._heartbeat_seconds, self._metrics)
 
     async def _wait_for_events(self, run_id: str, query: PageQuery) -> TailBatch:
         batch = TailBatch()

@@ -55,6 +55,15 @@ class ServerConfig(Config):
         return sockets
 
 
+def bind(host: str, port: int) -> list[socket.socket]:
+    """Sockets bound to the address, for processes that share them.
+
+    Raises:
+        OSError: it cannot be bound.
+    """
+    return ServerConfig(HttpSettings(), host, port).create_sockets().insecure_sockets
+
+
 async def serve_http(
     app: ASGIFramework,
     *,

@@ -14,6 +14,7 @@ from quart.wrappers.response import ResponseBody
 from quart_trio.wrappers import TrioResponse
 
 from dify_agent.events.envelope import sse_frame
+from dify_agent.metrics import Metrics
 from dify_agent.supervisor.handle import Tail, TailBatch
 
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
@@ -26,9 +27,9 @@ _HEADERS: Final = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """A cache or a buffering proxy in between would turn the stream into one late answer."""
 
 
-def event_stream(tail: Tail, heartbeat_seconds: float) -> TrioResponse:
+def event_stream(tail: Tail, heartbeat_seconds: float, metrics: Metrics) -> TrioResponse:
     """The response that carries ``tail`` to its end, with a comment after every ``heartbeat_seconds`` of silence."""
-    response = TrioResponse(TailBody(tail, heartbeat_seconds), headers=_HEADERS, content_type=EVENT_STREAM)
+    response = TrioResponse(TailBody(tail, heartbeat_seconds, metrics), headers=_HEADERS, content_type=EVENT_STREAM)
     response.timeout = None  # the framework's default would end the body after 60 s, without a final chunk
     return response
 
@@ -36,17 +37,20 @@ def event_stream(tail: Tail, heartbeat_seconds: float) -> TrioResponse:
 class TailBody(ResponseBody):
     """Iterates over the pieces to write. Leaving it, however that comes, gives up the tail."""
 
-    def __init__(self, tail: Tail, heartbeat_seconds: float) -> None:
+    def __init__(self, tail: Tail, heartbeat_seconds: float, metrics: Metrics) -> None:
         self._tail = tail
+        self._metrics = metrics
         self._heartbeat_seconds = heartbeat_seconds
         self._pieces: Iterator[list[bytes]] = iter(())
         self._ended = False
 
     async def __aenter__(self) -> Self:
+        self._metrics.stream_opened("sse")
         return self
 
     async def __aexit__(self, *_error: object) -> None:
         self._tail.close()
+        self._metrics.stream_closed("sse")
 
     def __aiter__(self) -> Self:
         return self

@@ -28,6 +28,7 @@ from dify_agent.http.errors import JSON, HttpError, error_body, json_response
 from dify_agent.http.query import parse_stream_cursor
 from dify_agent.http.settings import HttpSettings
 from dify_agent.http.streams import pieces
+from dify_agent.metrics import Metrics
 from dify_agent.protocol.schemas import CancelRunRequest
 from dify_agent.supervisor.handle import RunService, Tail, TailBatch, TailEnd
 
@@ -70,8 +71,9 @@ class Offer:
 class WebSocketRoute:
     """Handlers of ``/runs/{run_id}/events/ws``."""
 
-    def __init__(self, service: RunService, settings: HttpSettings) -> None:
+    def __init__(self, service: RunService, settings: HttpSettings, metrics: Metrics) -> None:
         self._service = service
+        self._metrics = metrics
         self._auth = BearerAuth(settings.token)
         self._origins = frozenset(origin.rstrip("/").lower() for origin in settings.allowed_origins)
 
@@ -91,7 +93,11 @@ class WebSocketRoute:
             return
         with closing(tail):
             await websocket.accept(subprotocol=offer.subprotocol)
-            await _Session(self._service, run_id, tail).run()
+            self._metrics.stream_opened("websocket")
+            try:
+                await _Session(self._service, run_id, tail).run()
+            finally:
+                self._metrics.stream_closed("websocket")
 
     async def upgrade_required(self, run_id: str) -> Response:
         """The answer to a request that is no handshake."""

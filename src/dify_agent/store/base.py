@@ -28,6 +28,13 @@ class RecordUnreadableError(DifyAgentError, ValueError):
         self.run_id = run_id
 
 
+class ClaimUnreadableError(DifyAgentError, ValueError):
+    """What an idempotency key holds in the store is no claim: another program wrote it."""
+
+    def __init__(self) -> None:
+        super().__init__("the idempotency key's claim in the store cannot be read")
+
+
 class RunExistsError(DifyAgentError):
     """A run with this id has been created before, by another call. Nothing was changed."""
 
@@ -72,6 +79,25 @@ class Owner:
 
     id: str
     epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyKey:
+    """A caller's key, in the scope of a tenant. Tenant ``""`` is the bucket of all requests without one."""
+
+    tenant: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What an idempotency key stands for: a run id, taken before the run has a record."""
+
+    run_id: str
+    digest: str
+    """SHA-256 of the request, in hex."""
+    holder: str
+    """Who means to create the run: a word of its own for each attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +202,30 @@ class RunStore(Protocol):
         """Return when the store answers."""
 
     async def create_run(self, record: RunStatusResponse, owner: Owner) -> None:
-        """Note the run in the owner's set, then write record and owner key in one step."""
+        """Note the run in the owner's set, then write record and owner key in one step.
+
+        Raises:
+            RunExistsError: another run, or another owner's, has this id.
+        """
+
+    async def claim(self, key: IdempotencyKey, claim: Claim, *, over: Claim | None = None) -> Claim:
+        """Have the key stand for ``claim``, for one retention, if it stands for nothing or for ``over``.
+
+        Returns what it stands for now: ``claim``, or the one that was there.
+
+        Raises:
+            ClaimUnreadableError: something else is there. Nothing was written.
+        """
+
+    async def read_claim(self, key: IdempotencyKey) -> Claim | None:
+        """What the key stands for, or None.
+
+        Raises:
+            ClaimUnreadableError: something else is there.
+        """
+
+    async def release_claim(self, key: IdempotencyKey, claim: Claim) -> None:
+        """Have the key stand for nothing if it still stands for ``claim``."""
 
     async def read_record(self, run_id: str) -> RunStatusResponse | None:
         """The run's record, or None when there is none."""
@@ -233,8 +282,8 @@ class RunStore(Protocol):
     async def touch_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
         """Refresh the TTL of live runs, so that a silent one outlives the retention."""
 
-    async def release_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
-        """Take finished runs out of the owner's set."""
+    async def release_runs(self, owner_id: str, run_ids: Sequence[str]) -> None:
+        """Take runs that have ended out of their owner's set."""
 
     async def look(self, run_ids: Sequence[str]) -> dict[str, RunLook]:
         """Each run's record, owner and intent; runs without a record are left out."""
@@ -248,10 +297,11 @@ class RunStore(Protocol):
     async def judge(self, verdict: Verdict) -> VerdictOutcome:
         """End a run whose owner is lost, unless it has ended or changed its owner. Seals the log."""
 
-    async def forget_runs(self, owner_id: str, run_ids: Sequence[str]) -> None:
-        """Take judged runs out of a lost owner's set, and the owner out of the list of owners when none is left.
+    async def forget_owner(self, owner_id: str) -> None:
+        """Take an owner out of the list if it has no runs and has not renewed its lease for the retention.
 
-        An owner that turns out to live puts itself and its runs back with its next heartbeat.
+        Earlier would be too early: an owner that was frozen while it created a run may still write the record, and be
+        gone before it can list itself again.
         """
 
     async def retire(self, owner: Owner) -> None:

@@ -8,12 +8,10 @@ connection, so that cancelling one fails the commands of the others.
 
 import logging
 import ssl
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from enum import Enum, auto
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, cast
 
 import trio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -23,8 +21,8 @@ from coredis.exceptions import ConnectionError as CoredisConnectionError
 from coredis.exceptions import NoScriptError
 
 from dify_agent.errors import StoreUnavailableError
+from dify_agent.store.executor import Argument, Call, Command, Item, Lane, Reply, Streams
 from dify_agent.store.faults import translate
-from dify_agent.store.lua import Script
 from dify_agent.store.urls import StoreUrl
 
 if TYPE_CHECKING:
@@ -34,108 +32,113 @@ logger = logging.getLogger(__name__)
 # It logs a traceback for each failed handshake, cancelled ones included. Faults reach our callers as errors.
 logging.getLogger("coredis").setLevel(logging.CRITICAL)
 
-Argument = str | bytes | int
-Reply = object
-"""What the parser makes of a reply: bytes, int, list, dict, None, or the exception of an error reply."""
+Dial = Callable[[], Awaitable[BaseConnection]]
+"""Makes the connection object for the next attempt to connect, and does not connect."""
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command and its arguments, as sent."""
+class NoConnectionError(StoreUnavailableError):
+    """No connection within the time limit. Nothing was sent."""
 
-    name: bytes
-    arguments: tuple[Argument, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A run of a script."""
-
-    script: Script
-    keys: tuple[str, ...]
-    arguments: tuple[Argument, ...]
-
-    def by_digest(self) -> Command:
-        """The short form; a server that does not know the script answers NOSCRIPT and has done nothing."""
-        return Command(b"EVALSHA", (self.script.sha, len(self.keys), *self.keys, *self.arguments))
-
-    def by_source(self) -> Command:
-        """The long form. The server also remembers the script, and no flush can come between loading and running."""
-        return Command(b"EVAL", (self.script.source, len(self.keys), *self.keys, *self.arguments))
-
-
-class Lane(Enum):
-    """Who asks. Each lane has connections of its own, so that a crowd in one holds nobody up in another."""
-
-    SERVICES = auto()
-    """The process's services: each makes one call at a time, and there are no more of them than connections."""
-    RUNS = auto()
-    """What begins and ends runs."""
-    REQUESTS = auto()
-    """Everything else: what HTTP asks."""
-
-
-SERVICE_CONNECTIONS: Final = 5
-"""Heartbeat, publisher, cancel inbox, tail hub and tail bell: none ever waits for a connection. The inbox and the hub
-hold theirs nearly all the time."""
-RUN_CONNECTIONS: Final = 2
+    def __init__(self, cause: str, *, admitted: bool) -> None:
+        super().__init__(cause, sent=False)
+        self.admitted = admitted
+        """False: the wait was for other callers of the lane, not for the server."""
 
 
 class Connections:
     """As many connections as the lanes have together; idle ones are kept, for whatever lane comes next.
 
     A connection whose use did not end cleanly is thrown away. Connections live in ``nursery``, whose owner
-    (`open_connections`) closes them all by cancelling it.
+    (`lasting_nursery`) closes them all by cancelling it.
     """
 
-    def __init__(self, nursery: trio.Nursery, url: StoreUrl, *, limits: Mapping[Lane, int], timeout: float) -> None:
+    def __init__(self, nursery: trio.Nursery, dial: Dial, *, limits: Mapping[Lane, int], timeout: float) -> None:
         self._nursery = nursery
-        self._url = url
+        self._dial = dial
         self._timeout = timeout
         self._limiters = {lane: trio.CapacityLimiter(limit) for lane, limit in limits.items()}
         self._idle: list[BaseConnection] = []
-        self._tls = _tls_context(url)
+        self._lent: set[BaseConnection] = set()
+        self._discarded = 0
 
     async def execute(
-        self, items: Sequence[Command | Call], *, lane: Lane = Lane.REQUESTS, block_seconds: float = 0
+        self, items: Sequence[Item], *, lane: Lane = Lane.REQUESTS, block_seconds: float = 0, in_order: bool = False
     ) -> list[Reply]:
-        """Send all items in one write and wait for their replies: one round trip, two if a script is not loaded.
-
-        Error replies, and replies that were lost or did not come in time, are returned in place, translated
-        (`StoreUnavailableError` where it applies); what was answered before stands.
-        ``block_seconds`` is how long the server may hold the reply back by request.
-
-        Raises:
-            StoreUnavailableError: no connection within the time limit, so nothing was sent.
-        """
-        seconds = self._timeout + block_seconds
-        lost: Reply = StoreUnavailableError(f"no answer within {seconds:g} s")
-        replies: list[Reply] = []
-        with trio.move_on_after(seconds):
-            async with self._lend(lane) as connection:
-                replies += [lost] * len(items)
-                await _exchange(connection, {i: _first_try(item) for i, item in enumerate(items)}, replies)
-                await _exchange(connection, _unknown_scripts(items, replies), replies)
-        if len(replies) < len(items):
-            raise StoreUnavailableError(f"no connection within {seconds:g} s", sent=False)
-        for i in _unknown_scripts(items, replies):  # time was up before the source could be sent, or answered
-            replies[i] = lost
+        """See the port. One write and one round trip, two if a script is not loaded; always in order."""
+        replies = await self.exchange(items, lane=lane, seconds=self._timeout + block_seconds)
         return [translate(reply) if isinstance(reply, Exception) else reply for reply in replies]
 
+    async def exchange(
+        self, items: Sequence[Item], *, lane: Lane, seconds: float, stated: float | None = None
+    ) -> list[Reply]:
+        """As `execute`, within ``seconds``; error replies come as the server gave them.
+
+        ``stated`` is the limit that errors speak of, when ``seconds`` is what was left of it.
+
+        Raises:
+            NoConnectionError: there was none within the time limit.
+            StoreUnavailableError: connecting failed. Nothing was sent either.
+        """
+        limit = f"{seconds if stated is None else stated:g} s"
+        lost: Reply = StoreUnavailableError(f"no answer within {limit}")
+        replies: list[Reply] = []
+        admitted = False
+        with trio.move_on_after(seconds):
+            async with self._limiters[lane]:
+                admitted = True
+                async with self._borrow() as connection:
+                    replies += [lost] * len(items)
+                    await exchange_on(connection, {i: _first_try(item) for i, item in enumerate(items)}, replies)
+                    await exchange_on(connection, _unknown_scripts(items, replies), replies)
+        if len(replies) < len(items):
+            raise NoConnectionError(f"no connection within {limit}", admitted=admitted)
+        for i in _unknown_scripts(items, replies):  # time was up before the source could be sent, or answered
+            replies[i] = lost
+        return replies
+
+    async def read_streams(self, positions: Mapping[str, str], *, count: int, block_seconds: float) -> Streams:
+        """See the port. One blocking read over all streams."""
+        block = max(1, round(block_seconds * 1000))  # 0 would mean for ever
+        read = Command(b"XREAD", ("COUNT", count, "BLOCK", block, "STREAMS", *positions, *positions.values()))
+        (reply,) = await self.execute([read], lane=Lane.SERVICES, block_seconds=block_seconds)
+        if isinstance(reply, Exception):
+            raise reply
+        return cast("Streams", reply or {})
+
     @asynccontextmanager
-    async def _lend(self, lane: Lane) -> AsyncIterator[BaseConnection]:
-        async with self._limiters[lane]:
-            connection = self._take_idle() or await self._connect()
-            clean = False
-            try:
+    async def lend(self, lane: Lane) -> AsyncIterator[BaseConnection]:
+        """A connection of the lane, for a use that is not one exchange. It must be left as it was found, or broken."""
+        limiter, borrower = self._limiters[lane], object()  # not the task: it may exchange meanwhile
+        await limiter.acquire_on_behalf_of(borrower)
+        try:
+            async with self._borrow() as connection:
                 yield connection
-                clean = True
-            finally:
-                # Cancelled or timed out: replies are still due on it, and the next borrower would get them.
-                if clean and connection.usable:
-                    self._idle.append(connection)
-                else:
-                    connection.invalidate("its use did not end cleanly")
+        finally:
+            limiter.release_on_behalf_of(borrower)
+
+    def discard(self, *, lent: bool = False) -> None:
+        """Throw away the connections that are idle now, and those that are lent: when they come back, or at once."""
+        self._discarded += 1
+        for connection in (*self._idle, *(self._lent if lent else ())):
+            connection.invalidate("not wanted any more")
+        self._idle.clear()
+
+    @asynccontextmanager
+    async def _borrow(self) -> AsyncIterator[BaseConnection]:
+        age = self._discarded
+        connection = self._take_idle() or await self._connect()
+        clean = False
+        self._lent.add(connection)
+        try:
+            yield connection
+            clean = True
+        finally:
+            self._lent.remove(connection)
+            # Cancelled or timed out: replies are still due on it, and the next borrower would get them.
+            if clean and connection.usable and age == self._discarded:
+                self._idle.append(connection)
+            else:
+                connection.invalidate("its use did not end cleanly")
 
     def _take_idle(self) -> BaseConnection | None:
         while self._idle:
@@ -157,7 +160,7 @@ class Connections:
 
     async def _serve(self, *, task_status: trio.TaskStatus[BaseConnection]) -> None:
         # One task per connection, for its whole life. It fails only before `started`, so it never harms its siblings.
-        connection = self._new_connection()
+        connection = await self._dial()
         usable = False
 
         def started(_value: None = None) -> None:
@@ -176,57 +179,21 @@ class Connections:
                 self._idle.remove(connection)
             _close_buffers(connection)
 
-    def _new_connection(self) -> BaseConnection:
-        url = self._url
-        if url.path is not None:
-            return UnixDomainSocketConnection(
-                UnixLocation(url.path),
-                db=url.db,
-                username=url.username,
-                password=url.password,
-                connect_timeout=self._timeout,
-            )
-        host, port = url.hosts[0]
-        return TCPConnection(
-            TCPLocation(host, port),
-            socket_keepalive=True,
-            db=url.db,
-            username=url.username,
-            password=url.password,
-            connect_timeout=self._timeout,
-            ssl_context=self._tls,
-        )
-
 
 @asynccontextmanager
-async def open_connections(url: StoreUrl, *, limit: int, timeout: float) -> AsyncIterator[Connections]:
-    """Own the tasks of all connections to ``url``. Connects on demand, so it succeeds while the server is down.
+async def lasting_nursery() -> AsyncIterator[trio.Nursery]:
+    """A nursery for the tasks of connections, cancelled when the body has ended, however it ends.
 
-    A cancellation from outside reaches the body and not the connections: what the body still does behind a shield of
-    its own finds them working, and can open new ones. They end when the body has ended, however it ends.
-
-    Args:
-        url: where to connect.
-        limit: how many connections at most; further callers wait. Services and runs have their share of them.
-        timeout: seconds for one round trip, connecting included.
+    A cancellation from outside reaches the body and not the nursery: what the body still does behind a shield of its
+    own finds its connections working, and can open new ones.
 
     Raises:
-        ValueError: for a scheme that is not supported yet, or a limit that leaves none for requests.
         ExceptionGroup: whatever the body raises, as from any nursery.
     """
-    if url.scheme in ("redis+cluster", "redis+sentinel"):
-        raise ValueError(
-            f"DIFY_AGENT_REDIS_URL: {url.scheme}:// is understood but not supported yet; "
-            "use redis://, rediss:// or unix://"
-        )
-    limits = {Lane.SERVICES: SERVICE_CONNECTIONS, Lane.RUNS: RUN_CONNECTIONS}
-    limits[Lane.REQUESTS] = limit - sum(limits.values())
-    if limits[Lane.REQUESTS] < 1:
-        raise ValueError(f"the limit of connections must be at least {limit - limits[Lane.REQUESTS] + 1}")
     async with trio.open_nursery() as owner:
         nursery = await owner.start(_hold_nursery)
         try:
-            yield Connections(nursery, url, limits=limits, timeout=timeout)
+            yield nursery
         finally:
             nursery.cancel_scope.cancel(reason="store closed")
 
@@ -245,6 +212,39 @@ async def _hold_nursery(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
         await trio.sleep_forever()
 
 
+def server_dial(url: StoreUrl, address: tuple[str, int] | None, timeout: float) -> Dial:
+    """For the server at ``address``, or the one that the URL names; login, database and TLS are the URL's."""
+    tls = _tls_context(url)
+
+    async def dial() -> BaseConnection:  # noqa: ASYNC124 - the sentinels' one asks first
+        return new_connection(url, address or (url.hosts[0] if url.hosts else None), timeout, tls)
+
+    return dial
+
+
+def new_connection(
+    url: StoreUrl, address: tuple[str, int] | None, timeout: float, tls: ssl.SSLContext | None = None
+) -> BaseConnection:
+    """A connection object, not connected yet; without an address to the URL's unix socket."""
+    if address is None:
+        return UnixDomainSocketConnection(
+            UnixLocation(url.path or ""),
+            db=url.db,
+            username=url.username,
+            password=url.password,
+            connect_timeout=timeout,
+        )
+    return TCPConnection(
+        TCPLocation(*address),
+        socket_keepalive=True,
+        db=url.db,
+        username=url.username,
+        password=url.password,
+        connect_timeout=timeout,
+        ssl_context=tls,
+    )
+
+
 def _close_buffers(connection: BaseConnection) -> None:
     # coredis leaves them open when connecting fails, and then each warns when it is collected (read, 6.9).
     for value in vars(connection).values():
@@ -252,11 +252,11 @@ def _close_buffers(connection: BaseConnection) -> None:
             value.close()
 
 
-def _first_try(item: Command | Call) -> Command:
+def _first_try(item: Item) -> Command:
     return item.by_digest() if isinstance(item, Call) else item
 
 
-def _unknown_scripts(items: Sequence[Command | Call], replies: Sequence[Reply]) -> dict[int, Command]:
+def _unknown_scripts(items: Sequence[Item], replies: Sequence[Reply]) -> dict[int, Command]:
     """The long form of each call whose short form the server could not run, by place."""
     return {
         i: item.by_source()
@@ -265,8 +265,11 @@ def _unknown_scripts(items: Sequence[Command | Call], replies: Sequence[Reply]) 
     }
 
 
-async def _exchange(connection: BaseConnection, commands: Mapping[int, Command], replies: list[Reply]) -> None:
-    """Send all commands; put each reply into its place as it comes, so that what has come stays when time is up."""
+async def exchange_on(connection: BaseConnection, commands: Mapping[int, Command], replies: list[Reply]) -> None:
+    """Send all commands on one connection; put each reply into its place as it comes.
+
+    So what has come stays when time is up.
+    """
     # One request object per command, not one batch: when the connection breaks half-way, what was answered stays known.
     # Arguments are encoded here, in the caller's task: what cannot be encoded must not kill the connection's writer.
     encoded = {i: (command.name, [_encode(item) for item in command.arguments]) for i, command in commands.items()}

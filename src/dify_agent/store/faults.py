@@ -11,6 +11,7 @@ _PASSING_TYPES = (
     coredis_errors.ReadOnlyError,
     coredis_errors.ClusterDownError,
     coredis_errors.TryAgainError,
+    coredis_errors.AskError,  # and MOVED: a cluster that was reached by the URL of one server
     coredis_errors.UnblockedError,
     coredis_errors.ExecAbortError,
     coredis_errors.AuthenticationError,  # a rotated password: the operator's to mend, not the run's fault

@@ -21,8 +21,11 @@ from dify_agent.store.base import (
     AppendOutcome,
     CancelIntent,
     CancelOutcome,
+    Claim,
+    ClaimUnreadableError,
     EventPage,
     FinalizeOutcome,
+    IdempotencyKey,
     Owner,
     RecordUnreadableError,
     RunExistsError,
@@ -33,15 +36,18 @@ from dify_agent.store.base import (
     Verdict,
     VerdictOutcome,
 )
-from dify_agent.store.connections import Argument, Call, Command, Connections, Lane, Reply, open_connections
+from dify_agent.store.deployments import open_executor
+from dify_agent.store.executor import Argument, Call, Command, Executor, Lane, Reply
 from dify_agent.store.keys import Keys
 from dify_agent.store.lua import (
     APPEND,
+    CLAIM,
     CREATE,
     FINALIZE,
     FINALIZE_CANCEL,
     LOOK,
     READ,
+    RELEASE_CLAIM,
     REQUEST_CANCEL,
     TOUCH,
     VERDICT,
@@ -70,8 +76,8 @@ class _Intent(BaseModel, extra="forbid"):
 class RedisRunStore:
     """`dify_agent.store.base.RunStore` on Redis or Valkey. Made by `open_redis_store`."""
 
-    def __init__(self, connections: Connections, keys: Keys, *, retention_seconds: int, max_length: int) -> None:
-        self._connections = connections
+    def __init__(self, executor: Executor, keys: Keys, *, retention_seconds: int, max_length: int) -> None:
+        self._executor = executor
         self._keys = keys
         self._retention = retention_seconds
         self._max_length = max_length
@@ -87,9 +93,23 @@ class RedisRunStore:
         """
         run_id, owned = record.run_id, self._keys.runs(owner.id)
         create = self._call(CREATE, run_id, _record_text(record), _owner_text(owner), self._retention)
-        *_, reply = await self._all(Command(b"SADD", (owned, run_id)), self._expire(owned), create, lane=Lane.RUNS)
+        # In order: a run that no set names would never be judged.
+        entry = Command(b"SADD", (owned, run_id))
+        *_, reply = await self._all(entry, self._expire(owned), create, lane=Lane.RUNS, in_order=True)
         if reply != b"created":
             raise RunExistsError(run_id)
+
+    async def claim(self, key: IdempotencyKey, claim: Claim, *, over: Claim | None = None) -> Claim:
+        arguments = (_claim_text(claim), "" if over is None else _claim_text(over), self._retention)
+        (reply,) = await self._all(Call(CLAIM, (self._claim_key(key),), arguments))
+        return _read_claim(reply)
+
+    async def read_claim(self, key: IdempotencyKey) -> Claim | None:
+        (text,) = await self._all(Command(b"GET", (self._claim_key(key),)))
+        return None if text is None else _read_claim(text)
+
+    async def release_claim(self, key: IdempotencyKey, claim: Claim) -> None:
+        await self._all(Call(RELEASE_CLAIM, (self._claim_key(key),), (_claim_text(claim),)))
 
     async def read_record(self, run_id: str) -> RunStatusResponse | None:
         (text,) = await self._all(Command(b"GET", (self._keys.record(run_id),)))
@@ -98,7 +118,7 @@ class RedisRunStore:
     async def append(self, batches: Sequence[AppendBatch]) -> Sequence[AppendOutcome | Exception]:
         calls = [self._append_call(batch) for batch in batches]
         try:
-            replies = await self._connections.execute(calls, lane=Lane.SERVICES)
+            replies = await self._executor.execute(calls, lane=Lane.SERVICES)
         except StoreUnavailableError as error:
             return [error] * len(batches)
         return [_append_outcome(batch, reply) for batch, reply in zip(batches, replies, strict=True)]
@@ -172,11 +192,15 @@ class RedisRunStore:
 
     async def heartbeat(self, owner: Owner, lease_seconds: float) -> None:
         keys = self._keys
+        # In order: an owner in the list whose lease is not there yet would look lost.
         await self._all(
             Command(b"SET", (keys.alive(owner.id), owner.epoch, "PX", max(1, round(lease_seconds * 1000)))),
+            Command(b"SET", (keys.seen(owner.id), owner.epoch, "EX", self._retention)),
+            *map(self._expire, (keys.runs(owner.id), keys.inbox(owner.id), keys.doorbell(owner.id))),
             Command(b"SADD", (keys.owners, owner.id)),
-            *map(self._expire, (keys.owners, keys.runs(owner.id), keys.inbox(owner.id), keys.doorbell(owner.id))),
+            self._expire(keys.owners),
             lane=Lane.SERVICES,
+            in_order=True,
         )
 
     async def touch_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
@@ -186,9 +210,9 @@ class RedisRunStore:
             refresh = (self._call(TOUCH, run_id, self._retention) for run_id in chunk)
             await self._all(Command(b"SADD", (owned, *chunk)), self._expire(owned), *refresh, lane=Lane.SERVICES)
 
-    async def release_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
+    async def release_runs(self, owner_id: str, run_ids: Sequence[str]) -> None:
         for chunk in _chunks(run_ids):
-            await self._all(Command(b"SREM", (self._keys.runs(owner.id), *chunk)), lane=Lane.SERVICES)
+            await self._all(Command(b"SREM", (self._keys.runs(owner_id), *chunk)), lane=Lane.SERVICES)
 
     async def look(self, run_ids: Sequence[str]) -> dict[str, RunLook]:
         found = {}
@@ -222,23 +246,23 @@ class RedisRunStore:
         texts += ["", ""] if cancelled is None else [_record_text(cancelled.record), cancelled.payload]
         owner = "" if verdict.owner is None else _owner_text(verdict.owner)
         arguments = (owner, *texts, failed.ms, self._max_length, self._retention)
-        (reply,) = await self._all(self._call(VERDICT, verdict.run_id, *arguments), lane=Lane.SERVICES)
+        (reply,) = await self._all(self._call(VERDICT, verdict.run_id, *arguments), lane=Lane.RUNS)
         word, *rest = _words(reply)
         return cast("VerdictOutcome", rest[1] if word == "applied" else word)
 
-    async def forget_runs(self, owner_id: str, run_ids: Sequence[str]) -> None:
-        owned = self._keys.runs(owner_id)
-        for chunk in _chunks(run_ids):
-            await self._all(Command(b"SREM", (owned, *chunk)), lane=Lane.SERVICES)
-        (left,) = await self._all(Command(b"SCARD", (owned,)), lane=Lane.SERVICES)
-        if left == 0:
-            await self._all(Command(b"SREM", (self._keys.owners, owner_id)), lane=Lane.SERVICES)
+    async def forget_owner(self, owner_id: str) -> None:
+        keys = self._keys
+        seen, left = await self._all(
+            Command(b"EXISTS", (keys.seen(owner_id),)), Command(b"SCARD", (keys.runs(owner_id),)), lane=Lane.SERVICES
+        )
+        if not seen and not left:
+            await self._all(Command(b"SREM", (keys.owners, owner_id)), lane=Lane.SERVICES)
 
     async def retire(self, owner: Owner) -> None:
         keys = self._keys
-        own = (keys.alive(owner.id), keys.inbox(owner.id), keys.doorbell(owner.id))
+        own = (keys.alive(owner.id), keys.seen(owner.id), keys.inbox(owner.id), keys.doorbell(owner.id))
         await self._all(Command(b"DEL", own), lane=Lane.SERVICES)
-        await self.forget_runs(owner.id, ())
+        await self.forget_owner(owner.id)
 
     async def ring(self, owner_id: str, run_id: str) -> None:
         inbox = self._keys.inbox(owner_id)
@@ -257,19 +281,16 @@ class RedisRunStore:
     async def read_tails(
         self, owner: Owner, positions: Mapping[str, EventId], doorbell: str, block_seconds: float
     ) -> TailsRead:
-        bell = self._keys.doorbell(owner.id).encode()
-        runs = {self._keys.events(run_id).encode(): run_id for run_id in positions}
-        block = max(1, round(block_seconds * 1000))
-        ids = (doorbell, *map(str, positions.values()))
-        read = Command(b"XREAD", ("COUNT", _TAIL_READ, "BLOCK", block, "STREAMS", bell, *runs, *ids))
-        (reply,) = await self._all(read, lane=Lane.SERVICES, block_seconds=block_seconds)
-        streams = cast("dict[bytes, Any]", reply or {})
+        bell = self._keys.doorbell(owner.id)
+        runs = {self._keys.events(run_id): run_id for run_id in positions}
+        after = {bell: doorbell, **dict(zip(runs, map(str, positions.values()), strict=True))}
+        streams = await self._executor.read_streams(after, count=_TAIL_READ, block_seconds=block_seconds)
         events = {
-            run_id: tuple(StoredEvent(_event_id(entry), payload) for entry, payload in _entries(streams[key]))
+            run_id: tuple(StoredEvent(_event_id(entry), payload) for entry, payload in _entries(streams[name]))
             for key, run_id in runs.items()
-            if key in streams
+            if (name := key.encode()) in streams
         }
-        rung = [entry.decode() for entry, _ in _entries(streams.get(bell, ()))]
+        rung = [entry.decode() for entry, _ in _entries(streams.get(bell.encode(), ()))]
         return TailsRead(events, rung[-1] if rung else doorbell)
 
     async def ring_doorbell(self, owner: Owner) -> None:
@@ -277,9 +298,11 @@ class RedisRunStore:
         add = Command(b"XADD", (bell, "MAXLEN", "~", _DOORBELL_LENGTH, "*", "bell", ""))
         await self._all(add, self._expire(bell), lane=Lane.SERVICES)
 
-    async def _all(self, *items: Command | Call, lane: Lane = Lane.REQUESTS, block_seconds: float = 0) -> list[Reply]:
+    async def _all(
+        self, *items: Command | Call, lane: Lane = Lane.REQUESTS, block_seconds: float = 0, in_order: bool = False
+    ) -> list[Reply]:
         # For operations that stand or fall as one: the first error is raised.
-        replies = await self._connections.execute(items, lane=lane, block_seconds=block_seconds)
+        replies = await self._executor.execute(items, lane=lane, block_seconds=block_seconds, in_order=in_order)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
@@ -287,6 +310,9 @@ class RedisRunStore:
 
     def _call(self, script: Script, run_id: str, *arguments: Argument) -> Call:
         return Call(script, self._keys.run(run_id), arguments)
+
+    def _claim_key(self, key: IdempotencyKey) -> str:
+        return self._keys.idempotency(key.tenant, key.text)
 
     def _expire(self, key: str) -> Command:
         return Command(b"EXPIRE", (key, self._retention))
@@ -305,7 +331,7 @@ async def open_redis_store(
     """Open the store at ``url``; enter it in a task that outlives all its users.
 
     Nothing is sent yet, so a server that is down shows at the first operation (`RedisRunStore.ping`). A cancellation
-    from outside leaves the store working until the body has ended (`open_connections`).
+    from outside leaves the store working until the body has ended (`lasting_nursery`).
 
     Args:
         url: see `dify_agent.store.urls`.
@@ -313,18 +339,18 @@ async def open_redis_store(
         retention_seconds: TTL of every key but the lease.
         max_length: approximate length limit of each run's log, in events.
         command_timeout: seconds for one round trip, waiting for a connection included; blocking reads add to it.
-        max_connections: further callers wait. Seven are for the services and for what begins and ends runs; the rest,
-            at least one, is for everything else.
+        max_connections: to one server; further callers wait. Seven are for the services and for what begins and ends
+            runs; the rest, at least one, is for everything else.
 
     Raises:
-        ValueError: unusable URL, prefix or number, or a kind of deployment not supported yet. Never repeats the URL.
+        ValueError: unusable URL, prefix or number. Never repeats the URL.
         ExceptionGroup: whatever the body raises, as from any nursery.
     """
     keys, parsed = Keys(prefix), parse_store_url(url)
     if retention_seconds < 1 or max_length < 1:
         raise ValueError("retention and stream length must be at least 1")
-    async with open_connections(parsed, limit=max_connections, timeout=command_timeout) as connections:
-        yield RedisRunStore(connections, keys, retention_seconds=retention_seconds, max_length=max_length)
+    async with open_executor(parsed, limit=max_connections, timeout=command_timeout) as executor:
+        yield RedisRunStore(executor, keys, retention_seconds=retention_seconds, max_length=max_length)
 
 
 def _append_outcome(batch: AppendBatch, reply: Reply) -> AppendOutcome | Exception:
@@ -361,6 +387,17 @@ def _owner_text(owner: Owner) -> str:
 def _read_owner(text: str) -> Owner | None:
     epoch, _, owner_id = text.partition(":")
     return Owner(owner_id, int(epoch)) if epoch.isdigit() and owner_id else None
+
+
+def _claim_text(claim: Claim) -> str:
+    return f"{claim.run_id}:{claim.digest}:{claim.holder}"
+
+
+def _read_claim(text: Reply) -> Claim:
+    parts = cast("bytes", text).decode("utf-8", "replace").split(":")
+    if len(parts) != 3:
+        raise ClaimUnreadableError
+    return Claim(*parts)
 
 
 def _status(run_id: str, word: str) -> RunStatus:

@@ -48,10 +48,13 @@ class RunService(Protocol):
         """Whether shutdown has begun: new runs are refused, responses say ``Connection: close``."""
 
     async def create(self, request: CreateRunRequest) -> str:
-        """Write the record, start the run's actor, return the run id.
+        """Write the record, start the run's actor, return the run id; or return the id of the run that the request's
+        idempotency key stands for.
 
         Raises:
             SchedulerStoppingError: shutdown has begun; nothing was stored.
+            TooManyActiveRunsError: there is no room for another run; nothing was stored.
+            IdempotencyConflictError: the idempotency key stands for another request.
             StoreUnavailableError: the record could not be written.
         """
 

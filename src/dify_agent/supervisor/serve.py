@@ -17,13 +17,16 @@ from dify_agent.actors.live_log import LiveLog
 from dify_agent.actors.messages import RunMessage, Stop, StopKind
 from dify_agent.actors.reaper import Reaper
 from dify_agent.actors.run_actor import Admission, RunActor
+from dify_agent.actors.static_configs import tenant_of
 from dify_agent.actors.tail_hub import TailHub
 from dify_agent.concurrency.channels import REPLY_SIZE, RUN_INBOX_SIZE
 from dify_agent.errors import RunCancellationConflictError, SchedulerStoppingError, StoreUnavailableError
 from dify_agent.protocol.event_id import EventId
 from dify_agent.protocol.schemas import CancelRunRequest, CreateRunRequest
-from dify_agent.store.base import CancelIntent
+from dify_agent.store.base import CancelIntent, IdempotencyKey
+from dify_agent.supervisor.admission import NO_LIMITS, ActiveRuns, RunLimits
 from dify_agent.supervisor.handle import Readiness, Tail
+from dify_agent.supervisor.idempotency import IdempotentCreates
 from dify_agent.supervisor.registry import RunEntry, RunRegistry
 from dify_agent.supervisor.services import run_service
 from dify_agent.supervisor.specs import ServiceBudgetSpentError, ServiceSpec
@@ -51,10 +54,18 @@ class Supervisor:
         *,
         lease_seconds: float,
         retention_seconds: float,
+        limits: RunLimits = NO_LIMITS,
         services: Sequence[ServiceSpec] = (),
     ) -> None:
         self._registry = RunRegistry()
-        self._env = make_environment(self._registry.remove)
+        self._active = ActiveRuns(limits)
+        self._housed: set[str] = set()
+        """Run ids that an actor of this process has, also while it settles a refused create or waits for work that was
+        left behind. None of them may get a second actor."""
+        self._env = make_environment(self._run_ended)
+        self._idempotent = IdempotentCreates(
+            self._env.store, start=self._start, has_room=self._has_room, is_housed=self._housed.__contains__
+        )
         self._hub = TailHub(self._env.store, self._env.owner)
         self._services = (*self._own_services(lease_seconds, retention_seconds), *services)
         self._runs: trio.Nursery | None = None
@@ -73,8 +84,10 @@ class Supervisor:
             own_runs=registry.run_ids,
             has_events=registry.has_events,
         )
-        reaper = Reaper(env.store, env.owner, lease_seconds=lease_seconds, own_runs=registry.run_ids)
-        heartbeat = Heartbeat(
+        reaper = Reaper(
+            env.store, env.owner, lease_seconds=lease_seconds, own_runs=registry.run_ids, metrics=env.metrics
+        )
+        self._heartbeat = Heartbeat(
             env.store,
             env.owner,
             lease_seconds=lease_seconds,
@@ -82,7 +95,7 @@ class Supervisor:
             runs=registry,
         )
         return (
-            ServiceSpec(name="heartbeat", serve=heartbeat.serve),
+            ServiceSpec(name="heartbeat", serve=self._heartbeat.serve),
             ServiceSpec(name=PUBLISHER, serve=env.publisher.serve),
             ServiceSpec(name="flush timer", serve=env.flush_timer.serve),
             ServiceSpec(name="cancel inbox", serve=observer.watch_inbox),
@@ -132,27 +145,63 @@ class Supervisor:
         return len(self._registry)
 
     async def create(self, request: CreateRunRequest) -> str:
-        """Start a run. The caller may go away: the run does not notice."""
-        if self._stopping or self._runs is None:
-            raise SchedulerStoppingError
-        run_id = str(uuid4())
+        """Start a run, or find the one that its idempotency key stands for. The caller may go away: a run does not
+        notice. An empty key counts as none."""
+        tenant = tenant_of(request)
+        if request.idempotency_key:
+            return await self._idempotent.create(request, IdempotencyKey(tenant, request.idempotency_key))
+        return await self._start(request, str(uuid4()), tenant)
+
+    async def _start(self, request: CreateRunRequest, run_id: str, tenant: str) -> str:
+        """Admit a run and start its actor, without a checkpoint before that; then wait for its record.
+
+        Raises:
+            SchedulerStoppingError, TooManyActiveRunsError: nothing has been done.
+            StoreUnavailableError: the record could not be written.
+            RunExistsError: another replica has created a run with this id.
+        """
+        runs = self._check_accepting()
+        self._active.admit(run_id, tenant)
         inbox = trio.open_memory_channel[RunMessage](RUN_INBOX_SIZE)
         reply, answer = trio.open_memory_channel[Exception | None](REPLY_SIZE)
         live = LiveLog()
         actor = RunActor(run_id, request, self._env, live, inbox)
         self._registry.add(run_id, RunEntry(inbox[0].clone(), live))
+        self._housed.add(run_id)
         # In an empty context: a task inherits its creator's, and would keep the request, headers and all, alive.
-        Context().run(partial(self._runs.start_soon, actor.serve, Admission(reply), name=f"run {run_id}"))
+        Context().run(partial(runs.start_soon, self._house, run_id, actor, Admission(reply), name=f"run {run_id}"))
         with answer:
             error = await answer.receive()  # an actor that could not answer shows as EndOfChannel: a bug, HTTP 500
         if error is not None:
             raise error
         return run_id
 
+    async def _house(self, run_id: str, actor: RunActor, admission: Admission) -> None:
+        try:
+            await actor.serve(admission)
+        finally:
+            self._housed.discard(run_id)
+
+    def _check_accepting(self) -> trio.Nursery:
+        if self._stopping or self._runs is None:
+            raise SchedulerStoppingError
+        return self._runs
+
+    def _has_room(self, tenant: str) -> bool:
+        self._check_accepting()
+        return self._active.has_room(tenant)
+
+    def _run_ended(self, run_id: str) -> None:
+        self._registry.remove(run_id)
+        self._active.release(run_id)
+
     async def cancel(self, run_id: str, request: CancelRunRequest) -> None:
         """Store the intent, then tell the run's owner."""
+        began = trio.current_time()
         intent = CancelIntent(request.reason, request.message, datetime.now(UTC))
         outcome = await self._env.store.request_cancel(run_id, intent)
+        if outcome.status == "running":
+            self._env.metrics.cancel_leg("accepted", trio.current_time() - began)
         if outcome.status in ("succeeded", "failed"):
             raise RunCancellationConflictError(run_id, outcome.status)
         if outcome.status != "running" or self._registry.tell(run_id, Stop(StopKind.CANCEL)):
@@ -221,7 +270,7 @@ class Supervisor:
         A run that could not be ended stays in the owner's set, and the other replicas judge it.
         """
         try:
-            await self._env.store.release_runs(self._env.owner, self._registry.take_ended())
+            await self._heartbeat.release()
             await self._env.store.retire(self._env.owner)
         except StoreUnavailableError as error:
             _log.warning("own keys not deleted, they expire", cause=error.cause)

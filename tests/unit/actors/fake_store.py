@@ -18,9 +18,12 @@ from dify_agent.store.base import (
     AppendOutcome,
     CancelIntent,
     CancelOutcome,
+    Claim,
     EventPage,
     FinalizeOutcome,
+    IdempotencyKey,
     Owner,
+    RunExistsError,
     RunLook,
     StoredEvent,
     TailsRead,
@@ -51,6 +54,7 @@ class FakeStore:
 
     def __init__(self) -> None:
         self.runs: dict[str, FakeRun] = {}
+        self.claims: dict[IdempotencyKey, Claim] = {}
         self.calls: Counter[str] = Counter()
         self.down = False
         self.lose_replies: dict[str, int] = {}
@@ -61,6 +65,7 @@ class FakeStore:
         self.owned: dict[str, set[str]] = {}
         self.leases: dict[str, float] = {}
         """Until when each known owner's lease holds."""
+        self.retention = 100.0
         self.bell = trio.lowlevel.ParkingLot()
         self.appended = trio.lowlevel.ParkingLot()
         self.reading = 0
@@ -91,10 +96,28 @@ class FakeStore:
     async def create_run(self, record: RunStatusResponse, owner: Owner) -> None:
         await self._enter("create_run")
         self.owned.setdefault(owner.id, set()).add(record.run_id)
-        self.runs.setdefault(record.run_id, FakeRun(record, owner))
+        run = self.runs.setdefault(record.run_id, FakeRun(record, owner))
+        if (run.record, run.owner) != (record, owner):
+            raise RunExistsError(record.run_id)
         if self.after_create is not None:
             await self.after_create(record.run_id)
         self._leave("create_run")
+
+    async def claim(self, key: IdempotencyKey, claim: Claim, *, over: Claim | None = None) -> Claim:
+        await self._enter("claim")
+        if self.claims.get(key) in (None, claim, over):
+            self.claims[key] = claim
+        self._leave("claim")
+        return self.claims[key]
+
+    async def read_claim(self, key: IdempotencyKey) -> Claim | None:
+        await self._enter("read_claim")
+        return self.claims.get(key)
+
+    async def release_claim(self, key: IdempotencyKey, claim: Claim) -> None:
+        await self._enter("release_claim")
+        if self.claims.get(key) == claim:
+            del self.claims[key]
 
     async def read_record(self, run_id: str) -> RunStatusResponse | None:
         await self._enter("read_record")
@@ -196,9 +219,9 @@ class FakeStore:
     async def touch_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
         await self._enter("touch_runs")
 
-    async def release_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
+    async def release_runs(self, owner_id: str, run_ids: Sequence[str]) -> None:
         await self._enter("release_runs")
-        self.owned.setdefault(owner.id, set()).difference_update(run_ids)
+        self.owned.setdefault(owner_id, set()).difference_update(run_ids)
         self._leave("release_runs")
 
     async def look(self, run_ids: Sequence[str]) -> dict[str, RunLook]:
@@ -230,11 +253,9 @@ class FakeStore:
         self._seal(run, verdict.cancelled, "judge")
         return "cancelled"
 
-    async def forget_runs(self, owner_id: str, run_ids: Sequence[str]) -> None:
-        await self._enter("forget_runs")
-        left = self.owned.setdefault(owner_id, set())
-        left.difference_update(run_ids)
-        if not left:
+    async def forget_owner(self, owner_id: str) -> None:
+        await self._enter("forget_owner")
+        if not self.owned.get(owner_id) and trio.current_time() - self.leases.get(owner_id, 0) > self.retention:
             self.leases.pop(owner_id, None)
 
     async def retire(self, owner: Owner) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 import trio
-from tests.unit.actors.fake_store import FakeStore
+from tests.unit.actors.fake_store import FakeRun, FakeStore
+from tests.unit.actors.logs import record
 from trio.testing import MockClock
 
 from dify_agent.actors.heartbeat import Heartbeat
@@ -160,6 +161,8 @@ async def test_restarted_during_an_outage_it_waits_for_the_store(autojump_clock:
 async def test_finished_runs_leave_the_owners_set_with_a_beat(autojump_clock: MockClock) -> None:
     store = BeatStore()
     store.owned["me"] = {"live", "one", "two"}
+    for run_id in ("one", "two"):
+        store.runs[run_id] = FakeRun(record(run_id).model_copy(update={"status": "succeeded"}), OWNER)
     runs = Runs(["live"], ended=["one", "two"])
     async with trio.open_nursery() as nursery:
         await nursery.start(Heartbeat(store, OWNER, lease_seconds=15, retention_seconds=7200, runs=runs).serve)
@@ -172,4 +175,19 @@ async def test_finished_runs_leave_the_owners_set_with_a_beat(autojump_clock: Mo
         calls = store.calls["release_runs"]
         await trio.sleep(60)
         assert store.calls["release_runs"] == calls == 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_run_without_an_end_stays_in_the_set_for_a_reaper(autojump_clock: MockClock) -> None:
+    """Its actor failed, a refused create left its outcome unknown, or a failover has lost its end."""
+    store = BeatStore()
+    store.owned["me"] = {"running", "unknown", "over"}
+    store.runs["running"] = FakeRun(record("running"), OWNER)
+    store.runs["over"] = FakeRun(record("over").model_copy(update={"status": "cancelled"}), OWNER)
+    runs = Runs([], ended=["running", "unknown", "over"])
+    async with trio.open_nursery() as nursery:
+        await nursery.start(Heartbeat(store, OWNER, lease_seconds=15, retention_seconds=7200, runs=runs).serve)
+        await trio.sleep(6)
+        assert store.owned["me"] == {"running", "unknown"}
+        assert runs.ended == []
         nursery.cancel_scope.cancel()

@@ -12,7 +12,8 @@ from tests.unit.actors.fake_store import FakeRun, FakeStore
 from tests.unit.actors.logs import record
 from trio.testing import MockClock
 
-from dify_agent.actors.reaper import POLL_SECONDS, Reaper
+from dify_agent.actors.reaper import POLL_SECONDS, STRAY_SECONDS, Reaper
+from dify_agent.metrics import Metrics
 from dify_agent.store.base import CancelIntent, Owner
 
 ME, LOST, OTHER = Owner("me", 1), Owner("lost", 7), Owner("other", 3)
@@ -27,6 +28,7 @@ class Ward:
 
     store: FakeStore = field(default_factory=FakeStore)
     active: set[str] = field(default_factory=set)
+    metrics: Metrics = field(default_factory=Metrics)
 
     def run(self, run_id: str, owner: Owner = LOST, *, intent: CancelIntent | None = None) -> FakeRun:
         self.store.owned.setdefault(owner.id, set()).add(run_id)
@@ -41,7 +43,7 @@ class Ward:
 @asynccontextmanager
 async def reaping() -> AsyncIterator[Ward]:
     ward = Ward()
-    reaper = Reaper(ward.store, ME, lease_seconds=LEASE, own_runs=lambda: ward.active)
+    reaper = Reaper(ward.store, ME, lease_seconds=LEASE, own_runs=lambda: ward.active, metrics=ward.metrics)
     async with trio.open_nursery() as nursery:
         await nursery.start(reaper.serve)
         yield ward
@@ -62,7 +64,10 @@ async def test_a_lost_owners_run_fails_within_the_lease_and_five_seconds(autojum
         assert "DIFY_AGENT_OWNER_LEASE_SECONDS" in data["error"]
         assert run.record.error == data["error"]
         assert w.store.owned["lost"] == set()
+        assert "lost" in w.store.leases, "it may be frozen, and come back"
+        await trio.sleep(w.store.retention + LEASE)
         assert "lost" not in w.store.leases
+        assert w.metrics.registry.get_sample_value("dify_agent_verdicts_total", {"outcome": "failed"}) == 1
 
 
 async def test_an_accepted_cancel_is_honoured_although_the_owner_is_dead(autojump_clock: MockClock) -> None:
@@ -183,7 +188,27 @@ async def test_runs_that_ended_or_have_another_owner_are_only_forgotten(autojump
         await trio.sleep(SOON)
         assert (ended.events, moved.events) == ([], [])
         assert moved.record.status == "running"
-        assert w.store.owned["lost"] == set()
+        assert w.store.owned["lost"] == {"without a record"}, "a frozen owner may yet write it"
+
+
+async def test_a_record_that_a_frozen_owner_wrote_at_last_is_judged(autojump_clock: MockClock) -> None:
+    """It was frozen between its set and the record, went on, and died before it could renew its lease."""
+    async with reaping() as w:
+        w.store.leases["lost"] = 0
+        w.store.owned["lost"] = {"late"}
+        await trio.sleep(SOON + LEASE)
+        run = w.run("late")
+        await trio.sleep(SOON)
+        assert run.record.status == "failed"
+
+
+async def test_own_entries_without_a_record_are_forgotten_in_the_end(autojump_clock: MockClock) -> None:
+    async with reaping() as w:
+        w.store.owned["me"] = {"refused"}
+        await trio.sleep(SOON + STRAY_SECONDS / 2)
+        assert w.store.owned["me"] == {"refused"}
+        await trio.sleep(STRAY_SECONDS)
+        assert w.store.owned["me"] == set()
 
 
 async def test_own_runs_that_nobody_executes_are_judged(autojump_clock: MockClock) -> None:
@@ -198,7 +223,7 @@ async def test_own_runs_that_nobody_executes_are_judged(autojump_clock: MockCloc
         assert stray.record.status == "failed"
 
 
-@pytest.mark.parametrize("operation", ["read_leases", "read_owned", "look", "judge", "forget_runs"])
+@pytest.mark.parametrize("operation", ["read_leases", "read_owned", "look", "judge", "release_runs", "forget_owner"])
 async def test_a_store_that_fails_in_the_middle_is_tried_again(autojump_clock: MockClock, operation: str) -> None:
     async with reaping() as w:
         w.store.leases["lost"] = 0
@@ -217,4 +242,4 @@ async def test_a_store_that_fails_in_the_middle_is_tried_again(autojump_clock: M
         assert failed
         assert run.record.status == "failed"
         assert run.types == ["run_failed"]
-        assert "lost" not in w.store.leases
+        assert w.store.owned["lost"] == set()

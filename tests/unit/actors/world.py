@@ -18,6 +18,7 @@ from dify_agent.layers.registry import create_layer_providers
 from dify_agent.model.provider import ModelRegistry, open_model_registry
 from dify_agent.protocol.schemas import CancelRunRequest, CreateRunRequest
 from dify_agent.store.base import Owner
+from dify_agent.supervisor.admission import NO_LIMITS, RunLimits
 from dify_agent.supervisor.serve import Supervisor
 from dify_agent.supervisor.specs import ServiceSpec
 
@@ -161,13 +162,17 @@ async def world(
     services: Sequence[ServiceSpec] = (),
     providers: Sequence[LayerProvider[Any]] = (),
     models: ModelRegistry | None = None,
+    limits: RunLimits = NO_LIMITS,
+    store: FakeStore | None = None,
+    owner: str = "me",
     **bounds: float,
 ) -> AsyncIterator[World]:
     """A running supervisor. Leaving cancels it, as a crash of the root would.
 
-    Opening a model registry is what takes the time here: a test that needs many worlds brings its own.
+    Opening a model registry is what takes the time here: a test that needs many worlds brings its own. Two worlds on
+    one store, with owners of two names, are two replicas.
     """
-    store, hooks = FakeStore(), Hooks()
+    store, hooks = store or FakeStore(), Hooks()
     publisher = Publisher(store, queue_bytes=queue_bytes, outage_seconds=outage_seconds, linger_seconds=30)
     async with open_model_registry() if models is None else nullcontext(models) as registry:
         own = LayerProvider.from_factory(layer_type=HooksLayer, create=lambda _config: HooksLayer(hooks))
@@ -175,7 +180,7 @@ async def world(
         def environment(on_finished: Callable[[str], None]) -> RunEnvironment:
             return RunEnvironment(
                 store=store,
-                owner=Owner("me", 1),
+                owner=Owner(owner, 1),
                 publisher=publisher,
                 flush_timer=FlushTimer(),
                 providers=(*create_layer_providers(models=registry, scripted_layers=True), own, *providers),
@@ -186,7 +191,7 @@ async def world(
                 on_finished=on_finished,
             )
 
-        supervisor = Supervisor(environment, lease_seconds=15, retention_seconds=7200, services=services)
+        supervisor = Supervisor(environment, lease_seconds=15, retention_seconds=7200, limits=limits, services=services)
         async with trio.open_nursery() as nursery:
             await nursery.start(supervisor.serve)
             yield World(supervisor, store, hooks, publisher, supervisor.environment, nursery)

@@ -9,6 +9,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from dify_agent.events.envelope import sse_frame
 from dify_agent.http.streams import PIECE_BYTES, encode_batch, event_stream
+from dify_agent.metrics import Metrics
 from dify_agent.protocol.event_id import START, EventId, missing_between
 from dify_agent.supervisor.handle import TailBatch
 
@@ -324,7 +325,7 @@ async def test_heartbeats_come_after_fifteen_seconds_of_silence(autojump_clock):
 
 async def test_a_body_that_is_left_gives_up_its_tail():
     service = FakeService(R=FakeRun(events=[event(1)]))
-    response = event_stream(await service.open_tail("R", START), 15)
+    response = event_stream(await service.open_tail("R", START), 15, Metrics())
     async with response.response as chunks:
         assert await anext(aiter(chunks))
         assert not service.tails[0].closed
@@ -333,7 +334,7 @@ async def test_a_body_that_is_left_gives_up_its_tail():
 
 async def test_a_body_that_is_cancelled_while_it_waits_gives_up_its_tail():
     service = FakeService(R=FakeRun())
-    response = event_stream(await service.open_tail("R", START), 15)
+    response = event_stream(await service.open_tail("R", START), 15, Metrics())
     with trio.move_on_after(0.05) as scope:
         async with response.response as chunks:
             await anext(aiter(chunks))
@@ -344,7 +345,7 @@ async def test_a_body_that_is_cancelled_while_it_waits_gives_up_its_tail():
 async def test_a_log_that_is_always_ready_lets_others_run():
     run = FakeRun()
     run.add(*(event(n) for n in range(1, 50)))
-    response = event_stream(await FakeService(R=run).open_tail("R", START), 15)
+    response = event_stream(await FakeService(R=run).open_tail("R", START), 15, Metrics())
     turns = 0
 
     async def other() -> None:

@@ -79,6 +79,17 @@ async def test_answers_are_documented(request_line, body, settings, down, status
         assert name.lower() in answer.headers or name == "X-Events-Trimmed"
 
 
+def test_refusals_of_a_create_are_documented_with_its_own_words():
+    operations = _operations()
+    responses = operations["post", "/runs"]["responses"]
+    assert "idempotency key" in responses["409"]["description"]
+    assert "active runs" in responses["429"]["description"]
+    assert responses["429"]["headers"] == {"Retry-After": {"schema": {"type": "string"}}}
+    cancelling = operations["post", "/runs/{run_id}/cancel"]["responses"]
+    assert "already succeeded or failed" in cancelling["409"]["description"]
+    assert "active runs" not in cancelling["429"]["description"]
+
+
 @pytest.mark.parametrize("path", ["/docs", "/redoc", "/docs/oauth2-redirect"])
 async def test_pages_are_self_contained(path):
     answer = await call(make_app(FakeService(), api_token="secret"), "GET", path)

@@ -5,7 +5,12 @@ import json
 import pytest
 from tests.unit.http.fakes import CREATED, PROMPT, FakeRun, FakeService, call, make_app
 
-from dify_agent.errors import RunCancellationConflictError, SchedulerStoppingError
+from dify_agent.errors import (
+    IdempotencyConflictError,
+    RunCancellationConflictError,
+    SchedulerStoppingError,
+    TooManyActiveRunsError,
+)
 
 BODY = json.dumps(PROMPT).encode()
 TOKEN = {"Authorization": "Bearer secret"}
@@ -18,6 +23,22 @@ async def test_create_answers_202_with_the_run_id():
     assert answer.headers["content-type"] == "application/json"
     assert "connection" not in answer.headers
     assert service.created[0].composition.layers[0].name == "p"
+
+
+async def test_create_over_a_limit_is_429_with_retry_after():
+    service = FakeService()
+    service.error = TooManyActiveRunsError()
+    answer = await call(make_app(service), "POST", "/runs", body=BODY)
+    assert (answer.status, answer.body) == (429, b'{"detail":"too many active runs"}')
+    assert answer.headers["retry-after"] == "1"
+
+
+async def test_create_with_the_key_of_another_request_is_a_conflict():
+    service = FakeService()
+    service.error = IdempotencyConflictError()
+    answer = await call(make_app(service), "POST", "/runs", body=BODY)
+    assert (answer.status, answer.body) == (409, b'{"detail":"idempotency_key was used with a different request"}')
+    assert "retry-after" not in answer.headers
 
 
 async def test_status_answers_the_record():

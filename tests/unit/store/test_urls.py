@@ -1,5 +1,6 @@
 import pytest
 
+from dify_agent.errors import StoreUnavailableError
 from dify_agent.store.redis import open_redis_store
 from dify_agent.store.urls import StoreUrl, parse_store_url
 
@@ -73,12 +74,17 @@ def test_a_url_is_shown_without_its_password():
     assert "secret" not in repr(url)
 
 
-@pytest.mark.parametrize("url", ["redis+cluster://:secret@a,b", "redis+sentinel://:secret@a/main"])
-async def test_connecting_names_what_is_not_supported_yet(url):
-    with pytest.raises(ValueError, match=r"redis\+\w+:// is understood but not supported yet") as caught:
-        async with open_redis_store(url):
-            pass
-    assert "secret" not in str(caught.value)
+@pytest.mark.parametrize(
+    "url", ["redis+cluster://u:secret@127.0.0.1:1,127.0.0.1:2", "redis+sentinel://u:secret@127.0.0.1:1/main"]
+)
+async def test_where_nobody_answers_the_error_names_the_setting_and_not_the_password(url):
+    async with open_redis_store(url, command_timeout=1) as store:
+        with pytest.raises(StoreUnavailableError) as caught:
+            await store.ping()
+    assert "DIFY_AGENT_REDIS_URL" in caught.value.cause
+    assert "127.0.0.1:1" in caught.value.cause
+    assert "secret" not in f"{caught.value} {caught.value.cause}"
+    assert not caught.value.sent
 
 
 @pytest.mark.parametrize("options", [{"retention_seconds": 0}, {"max_length": 0}, {"prefix": "a{b}"}])

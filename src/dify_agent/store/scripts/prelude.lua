@@ -1,4 +1,4 @@
--- Stands before every script. KEYS are always one run's: record, events, owner, intent.
+-- Stands before every script. KEYS are one run's: record, events, owner, intent. The claim scripts have a key of theirs.
 local RECORD, EVENTS, OWNER, INTENT = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
 -- The record's status. The record is decoded to be read, never encoded: cjson would turn [] into {} and round integers.

@@ -1,0 +1,201 @@
+"""The command and the scan beside real replicas: no false alarms, and runs that reapers judge after a repair."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+import trio
+from tests.doctor import broken
+from tests.doctor.world import BOUNDS, LIVING, RETENTION, World
+from tests.server.bodies import HANG, STREAM_THEN_HANG, run_of, text_run, tool_run
+from tests.server.clients import Api, open_api
+from tests.server.harness import BOUND_SECONDS, StoreServer, serving, until
+
+from dify_agent.doctor.keyspace import ExecutorKeyspace
+from dify_agent.doctor.repair import Repairs
+from dify_agent.doctor.scan import Scan, ScanResult
+from dify_agent.store.deployments import open_executor
+from dify_agent.store.embedded import running_server, valkey_binary
+from dify_agent.store.keys import Keys
+from dify_agent.store.redis import open_redis_store
+from dify_agent.store.urls import parse_store_url
+
+LEASE = 1.5
+BUSY_SECONDS = 5.0
+MANY = 10_000
+SCAN_SECONDS = 60.0
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[StoreServer]:
+    with running_server(valkey_binary(), {}) as process:
+        trio.run(process.wait_ready)
+        with redis.Redis(unix_socket_path=str(process.socket)) as witness:
+            yield StoreServer(process.url, witness)
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"t-{uuid.uuid4().hex}"
+
+
+async def scan(store: StoreServer, prefix: str, *, repair: bool = False) -> ScanResult:
+    """As the command does it, with its pause before the second look."""
+    keys = Keys(prefix)
+    async with open_executor(parse_store_url(store.url), limit=8, timeout=10) as executor:
+        keyspace = ExecutorKeyspace(executor)
+        examination = Scan(keyspace, keys, BOUNDS)
+        result = await examination.run()
+        if repair:
+            await Repairs(keyspace, keys, BOUNDS).apply(result.findings, examination)
+    return result
+
+
+async def _keep_busy(api: Api, until_time: float) -> None:
+    bodies = [text_run(), tool_run(result=1), run_of(STREAM_THEN_HANG), run_of(HANG), run_of({"error": "x"})]
+    while trio.current_time() < until_time:
+        for body in bodies:
+            run = await api.create({**body, "idempotency_key": uuid.uuid4().hex})
+            if "hang" in json.dumps(body):
+                await api.cancel(run)
+
+
+async def test_no_findings_beside_busy_replicas(store: StoreServer, prefix: str) -> None:
+    with serving(store.url, prefix=prefix) as one, serving(store.url, prefix=prefix) as two:
+        async with open_api(one) as api, open_api(two) as other, trio.open_nursery() as nursery:
+            until_time = trio.current_time() + BUSY_SECONDS
+            for _ in range(4):
+                nursery.start_soon(_keep_busy, api, until_time)
+                nursery.start_soon(_keep_busy, other, until_time)
+            seen = 0
+            while trio.current_time() < until_time:
+                result = await scan(store, prefix)
+                assert result.findings == []
+                seen = max(seen, result.counts.runs)
+            assert seen > 20
+    assert (await scan(store, prefix)).findings == []
+
+
+@pytest.mark.parametrize("breaking", [broken.owner_lost, broken.owner_missing_for_long])
+async def test_reapers_judge_what_is_handed_to_them(store: StoreServer, prefix: str, breaking: broken.Break) -> None:
+    with serving(store.url, prefix=prefix, owner_lease_seconds=LEASE) as server:
+        async with (
+            open_redis_store(store.url, prefix=prefix, retention_seconds=RETENTION) as opened,
+            open_executor(parse_store_url(store.url), limit=8, timeout=5) as executor,
+            open_api(server) as api,
+        ):
+            live = await api.create(run_of(HANG))
+            world = World(opened, executor, store.witness, prefix)
+            run = await breaking(world)
+            result = await scan(store, prefix, repair=True)
+            assert [item.subject for item in result.findings] == [run]
+            await until(lambda: world.record(run)["status"] != "running", "the run is judged")
+            last = (await api.page(run))["events"][-1]
+            assert (last["type"], last["data"]["reason"]) == ("run_failed", "owner_lost")
+            assert (await api.status(live))["status"] == "running"
+            await until(lambda: store.witness.scard(Keys(prefix).owners) == 1, "the reaper forgets the lost owner")
+            assert (await scan(store, prefix)).findings == []
+            await api.cancel(live)
+            await api.finished(live)
+
+
+def doctor(folder: Path, url: str, prefix: str, *options: str) -> "subprocess.CompletedProcess[str]":
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DIFY_AGENT_")}
+    settings = {"REDIS_URL": url, "REDIS_PREFIX": prefix, "RUN_RETENTION_SECONDS": str(RETENTION)}
+    environment |= {f"DIFY_AGENT_{name}": value for name, value in settings.items()}
+    command = [sys.executable, "-m", "dify_agent", "doctor", *options]
+    return subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=BOUND_SECONDS * 2, check=False
+    )
+
+
+async def test_the_command_from_end_to_end(store: StoreServer, prefix: str, tmp_path: Path) -> None:
+    async with (
+        open_redis_store(store.url, prefix=prefix, retention_seconds=RETENTION) as opened,
+        open_executor(parse_store_url(store.url), limit=8, timeout=5) as executor,
+    ):
+        world = World(opened, executor, store.witness, prefix)
+        await world.settle()
+        clean = doctor(tmp_path, store.url, prefix)
+        assert (clean.returncode, clean.stderr) == (0, "")
+        assert clean.stdout.endswith("no broken rule\n")
+
+        ended = await broken.intent_after_end(world)
+        told = doctor(tmp_path, store.url, prefix, "--json")
+        assert (told.returncode, told.stderr) == (3, "")
+        report = json.loads(told.stdout)
+        assert report["remaining"] == 1
+        assert report["counts"]["runs"] == len(world.healthy) + 1
+        (finding,) = report["findings"]
+        assert (finding["rule"], finding["run_id"]) == ("intent-after-end", ended)
+        assert (finding["repairable"], finding["repaired"]) == (True, False)
+
+        hole = await broken.hole(world)
+        some = doctor(tmp_path, store.url, prefix, "--repair")
+        assert some.returncode == 3
+        first, second, *rest = some.stdout.splitlines()
+        assert first.startswith(f"repaired intent-after-end     {world.keys.intent(ended)}: ")
+        assert second.startswith(f"error    ordinal-gap          {world.keys.events(hole)}: ")
+        assert rest[-1].endswith("1 findings, 1 repaired")
+
+        store.witness.delete(*world.keys.run(hole))
+        store.witness.srem(world.keys.runs(LIVING.id), hole)
+        await broken.no_ttl(world)
+        repaired = doctor(tmp_path, store.url, prefix, "--repair", "--json")
+        assert repaired.returncode == 0
+        assert [(item["rule"], item["repaired"]) for item in json.loads(repaired.stdout)["findings"]] == [
+            ("ttl-missing", True)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("unix:///nowhere/at/all", ["cannot examine the store", "DIFY_AGENT_REDIS_URL"]),
+        ("http://x:secret@y", ["DIFY_AGENT_REDIS_URL"]),
+    ],
+)
+def test_a_store_that_cannot_be_examined(tmp_path: Path, url: str, words: list[str]) -> None:
+    failed = doctor(tmp_path, url, "p", "--json")
+    assert (failed.returncode, failed.stdout) == (1, "")
+    (line,) = failed.stderr.splitlines()
+    assert json.loads(line)["level"] == "error"
+    assert all(word in line for word in words)
+    assert "secret" not in line
+
+
+@pytest.mark.full
+async def test_ten_thousand_runs_in_bounded_time(store: StoreServer, prefix: str) -> None:
+    keys, pipe = Keys(prefix), store.witness.pipeline(transaction=False)
+    async with open_redis_store(store.url, prefix=prefix, retention_seconds=RETENTION) as opened:
+        world = World(opened, None, store.witness, prefix)  # type: ignore[arg-type]
+        model = await world.run("succeeded")
+    record, owner = store.witness.get(keys.record(model)), store.witness.get(keys.owner(model))
+    log = [(event_id, fields[b"payload"]) for event_id, fields in store.witness.xrange(keys.events(model))]
+    for _ in range(MANY):
+        run = str(uuid.uuid4())
+        pipe.set(keys.record(run), record.replace(model.encode(), run.encode()), ex=RETENTION)
+        pipe.set(keys.owner(run), owner, ex=RETENTION)
+        for event_id, text in log:
+            pipe.xadd(keys.events(run), {"payload": text.replace(model.encode(), run.encode())}, id=event_id)
+        pipe.expire(keys.events(run), RETENTION)
+    pipe.execute()
+    store.witness.config_set("slowlog-log-slower-than", 20_000)
+    store.witness.slowlog_reset()
+    began = time.monotonic()
+    result = await scan(store, prefix)
+    assert time.monotonic() - began < SCAN_SECONDS
+    assert result.findings == []
+    assert result.counts.runs >= MANY + 1
+    slow = [entry for entry in store.witness.slowlog_get() if entry["command"].split()[0] != b"XADD"]
+    assert slow == [], "no question of the doctor's holds the server for 20 ms"
+    print(f"{time.monotonic() - began:.1f} s for {MANY} runs")

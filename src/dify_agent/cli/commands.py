@@ -35,11 +35,18 @@ def options(
 
 
 @app.command()
-def serve(host: Host = DEFAULT_HOST, port: Port = DEFAULT_PORT) -> None:
+def serve(
+    host: Host = DEFAULT_HOST,
+    port: Port = DEFAULT_PORT,
+    workers: Annotated[int, typer.Option(min=1, max=256, help="Processes that share the port.")] = 1,
+    inherit: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
     """Serve with the Redis of DIFY_AGENT_REDIS_URL, until SIGTERM or Ctrl-C."""
-    from dify_agent.cli.running import run_serve
+    from dify_agent.cli.running import run_serve, run_worker, run_workers
 
-    sys.exit(run_serve(host, port))
+    if inherit is not None:
+        sys.exit(run_worker(inherit))
+    sys.exit(run_serve(host, port) if workers == 1 else run_workers(host, port, workers))
 
 
 @app.command()

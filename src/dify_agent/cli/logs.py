@@ -2,18 +2,24 @@
 
 import logging
 import sys
+from functools import partial
+from typing import Any
 
 import structlog
 from structlog.tracebacks import ExceptionDictTransformer
+from structlog.typing import EventDict
 
 
-def configure_logging(level: int = logging.INFO) -> None:
-    """Send structlog's and the standard library's records to stderr in one form."""
+def configure_logging(level: int = logging.INFO, *, worker: int | None = None) -> None:
+    """Send structlog's and the standard library's records to stderr in one form, with the worker's number if it has
+    one."""
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    if worker is not None:
+        shared.append(partial(_add_worker, worker))
     renderer: list[structlog.typing.Processor]
     if sys.stderr.isatty():
         renderer = [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
@@ -36,6 +42,11 @@ def configure_logging(level: int = logging.INFO) -> None:
         logger_factory=_logger,
         cache_logger_on_first_use=True,
     )
+
+
+def _add_worker(worker: int, _logger: Any, _method: str, event: EventDict) -> EventDict:
+    event["worker"] = worker
+    return event
 
 
 def _logger(*_names: object) -> logging.Logger:

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
@@ -18,9 +19,11 @@ import dify_agent
 from dify_agent.cli.logs import configure_logging
 from dify_agent.cli.problems import log_failed_start, log_invalid_settings
 from dify_agent.cli.reloading import ReloadedReplica, report_port
+from dify_agent.cli.workers import Inherited, Workers
 from dify_agent.concurrency.groups import first_error
-from dify_agent.http.server import Address
+from dify_agent.http.server import Address, bind
 from dify_agent.main import ExitStatus, Listen, serve
+from dify_agent.metrics import SHARED_FOLDER
 from dify_agent.settings import ServerSettings
 from dify_agent.store.embedded import embedded_valkey
 
@@ -39,6 +42,19 @@ def run_serve(host: str, port: int) -> int:
     return _guarded(_serve, host, port)
 
 
+def run_workers(host: str, port: int, count: int) -> int:
+    """Run ``count`` replicas on one port, each a process; returns the exit status."""
+    configure_logging()
+    return _guarded(partial(_serve_by_workers, count=count), host, port)
+
+
+def run_worker(inherit: str) -> int:
+    """Be one of several replicas, with what ``inherit`` names; returns the exit status."""
+    inherited = Inherited.parse(inherit)
+    configure_logging(worker=inherited.number)
+    return _guarded(partial(_serve_as_worker, inherited=inherited), "", 0)
+
+
 def run_dev(host: str, port: int, *, reload: bool, report_fd: int | None = None) -> int:
     """Run one replica for development; returns the exit status.
 
@@ -54,6 +70,30 @@ def run_dev(host: str, port: int, *, reload: bool, report_fd: int | None = None)
 
 async def _serve(host: str, port: int) -> int:
     return await serve(ServerSettings(), _listen(host, port))
+
+
+async def _serve_by_workers(host: str, port: int, *, count: int) -> int:
+    settings = ServerSettings()  # a setting that is wrong is told once, not by each worker
+    sockets = bind(host, port)
+    with (
+        tempfile.TemporaryDirectory(prefix="dify-agent-metrics-") as metrics,
+        trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals,
+    ):
+        workers = Workers(count, sockets, {**os.environ, SHARED_FOLDER: metrics}, stop_seconds=settings.shutdown_limit)
+        return await workers.run(signals)
+
+
+async def _serve_as_worker(_host: str, _port: int, *, inherited: Inherited) -> int:
+    def on_listening(addresses: list[Address]) -> None:
+        report_port(inherited.report, addresses[0][1])
+        settle_collector()
+
+    listen = Listen(host="", port=0, sockets=inherited.sockets(), on_listening=on_listening)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(inherited.follow_parent, listen.stop)
+        status = await serve(ServerSettings(), listen)
+        nursery.cancel_scope.cancel(reason="the worker has drained")
+    return status
 
 
 async def _dev(host: str, port: int, *, report_fd: int | None) -> int:

@@ -1,0 +1,196 @@
+"""``serve --workers N``: several replicas behind one listening socket, each a child process of its own.
+
+The parent binds the socket and keeps it, so that a connection is never refused while any worker lives, and replaces a
+worker that ends; the runs of that one are judged by the others like those of any lost replica. The parent serves
+nothing itself.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+import structlog
+import trio
+from prometheus_client.multiprocess import mark_process_dead
+
+from dify_agent.main import ExitStatus, authority
+from dify_agent.metrics import SHARED_FOLDER
+from dify_agent.supervisor.specs import RestartBudget, RestartCounter
+
+BUDGET: Final = RestartBudget(restarts=10, seconds=60.0, first_pause_seconds=0.1, most_pause_seconds=5.0)
+"""Of one worker. One that ends more often will not get better: the others drain, and somebody starts them again."""
+KILL_SECONDS: Final = 10.0
+"""After its own watchdog a worker is given so much longer; then it is killed."""
+_LONGEST_REPORT: Final = 16
+_SIGNALLED: Final = 128
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Inherited:
+    """What a worker gets from its parent, on its command line: its number and descriptors."""
+
+    number: int
+    listening: tuple[int, ...]
+    report: int
+    """Written once, when the worker accepts connections."""
+    lifeline: int
+    """Ends when the parent is gone."""
+
+    def __str__(self) -> str:
+        return ":".join(map(str, (self.number, self.report, self.lifeline, *self.listening)))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what `str` writes."""
+        number, report, lifeline, *listening = map(int, text.split(":"))
+        return cls(number, tuple(listening), report, lifeline)
+
+    def sockets(self) -> list[socket.socket]:
+        """The shared listening sockets."""
+        return [socket.socket(fileno=descriptor) for descriptor in self.listening]
+
+    async def follow_parent(self, stop: trio.Event) -> None:
+        """Set ``stop`` when the parent is gone: nobody would stop this worker any more."""
+        async with trio.lowlevel.FdStream(self.lifeline) as lifeline:
+            await lifeline.receive_some(1)
+        _log.error("the parent of this worker is gone, draining")
+        stop.set()
+
+
+class Workers:
+    """Keeps a number of worker processes running. Lives as long as `run`."""
+
+    def __init__(
+        self, count: int, sockets: Sequence[socket.socket], environment: Mapping[str, str], *, stop_seconds: float
+    ) -> None:
+        self._count: Final = count
+        self._sockets: Final = sockets
+        self._listening: Final = tuple(sock.fileno() for sock in sockets)
+        self._environment: Final = environment
+        self._stop_seconds: Final = stop_seconds
+        self._running: dict[int, trio.Process] = {}
+        self._stopping = trio.Event()
+        self._patience = trio.CancelScope()
+        """Around the workers; its deadline is set when they are told to stop."""
+        self._status: int = ExitStatus.DRAINED
+
+    async def run(self, signals: AsyncIterator[int]) -> int:
+        """Start the workers, replace those that end, stop all at the first signal; a second one is passed on.
+
+        Returns:
+            0 when all have drained, else the first other status of a worker.
+        """
+        for sock in self._sockets:
+            sock.listen(1024)
+        async with trio.open_nursery() as root:
+            root.start_soon(self._pass_signals_on, signals)
+            try:
+                with self._patience:
+                    await self._keep_all()
+            finally:
+                patience = KILL_SECONDS if self._stopping.is_set() else self._stop_seconds
+                self._stop()
+                with trio.move_on_after(patience, shield=True):
+                    for process in list(self._running.values()):
+                        await process.wait()
+                self._kill()
+            root.cancel_scope.cancel(reason="no worker is left")
+        return self._status
+
+    async def _keep_all(self) -> None:
+        async with trio.open_nursery() as workers:
+            # The first alone: what keeps it from starting would keep the others, and is told once.
+            await workers.start(self._keep, 1)
+            async with trio.open_nursery() as starting:
+                for number in range(2, self._count + 1):
+                    if not self._stopping.is_set():
+                        starting.start_soon(workers.start, self._keep, number)
+            if not self._stopping.is_set():
+                addresses = [authority(*sock.getsockname()[:2]) for sock in self._sockets]
+                _log.info("listening", addresses=addresses, workers=self._count)
+
+    async def _keep(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
+        """One worker and its successors. Started when the first accepts connections, or will not."""
+        counter = RestartCounter(BUDGET)
+        listened = False
+        while not self._stopping.is_set():
+            status, has_listened = await self._live(number, None if listened else task_status)
+            if not listened and not has_listened:
+                task_status.started()
+            listened |= has_listened
+            if self._stopping.is_set():
+                if has_listened or status != _SIGNALLED + signal.SIGTERM:  # else it was told before it could know how
+                    self._note(status)
+                return
+            pause = counter.next_pause(trio.current_time()) if listened else None
+            if pause is None:
+                why = "ends again and again" if listened else "does not start"
+                _log.critical(f"a worker {why}, all are stopped", worker=number, status=status)
+                self._note(ExitStatus.BUDGET_SPENT if listened else status or ExitStatus.START_FAILED)
+                self._stop()
+                return
+            _log.error("worker ended, replacing it", worker=number, status=status, pause_seconds=pause)
+            with trio.move_on_after(pause):
+                await self._stopping.wait()
+
+    async def _live(self, number: int, task_status: trio.TaskStatus[None] | None) -> tuple[int, bool]:
+        """One process from its start to its end: its status, and whether it has ever accepted connections."""
+        report, report_in = os.pipe()
+        lifeline_out, lifeline = os.pipe()
+        inherited = Inherited(number, self._listening, report_in, lifeline_out)
+        async with trio.lowlevel.FdStream(report) as reports, trio.lowlevel.FdStream(lifeline):
+            try:
+                process = await trio.lowlevel.open_process(
+                    [sys.executable, "-m", "dify_agent", "serve", "--inherit", str(inherited)],
+                    env=self._environment,
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,  # Ctrl-C is for the parent, which passes it on once
+                    pass_fds=[*inherited.listening, report_in, lifeline_out],
+                )
+            finally:
+                os.close(report_in)
+                os.close(lifeline_out)
+            self._running[number] = process
+            if self._stopping.is_set():
+                process.terminate()
+            has_listened = bool(await reports.receive_some(_LONGEST_REPORT))
+            if has_listened and task_status is not None:
+                task_status.started()
+            status = await process.wait()
+        del self._running[number]
+        mark_process_dead(process.pid, self._environment[SHARED_FOLDER])  # type: ignore[no-untyped-call]
+        return status if status >= 0 else _SIGNALLED - status, has_listened
+
+    async def _pass_signals_on(self, signals: AsyncIterator[int]) -> None:
+        async for number in signals:
+            _log.info("stopping", why=signal.Signals(number).name, workers=len(self._running))
+            self._stop(number)
+
+    def _stop(self, number: int = signal.SIGTERM) -> None:
+        """Tell every worker; the socket stays with them for as long as they listen."""
+        if not self._stopping.is_set():
+            self._stopping.set()
+            self._patience.deadline = trio.current_time() + self._stop_seconds + KILL_SECONDS
+            for sock in self._sockets:
+                sock.close()
+        for process in self._running.values():
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def _kill(self) -> None:
+        """Nothing may be left behind."""
+        for number, process in self._running.items():
+            if process.poll() is None:
+                _log.error("worker does not end, it is killed", worker=number)
+                self._note(ExitStatus.WATCHDOG)
+                process.kill()
+
+    def _note(self, status: int) -> None:
+        self._status = self._status or status

@@ -5,13 +5,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 WORKERS ?= 2
+SECONDS ?= 60
 # 109: ports document a bound in seconds as a parameter. 114, 128: a task_status that is passed on counts as unused.
 # 9xx: opt-in rules about checkpoints on every path.
 ASYNC_OFF := ASYNC109,ASYNC114,ASYNC128,ASYNC900,ASYNC910,ASYNC911,ASYNC912,ASYNC913
 # In tests: fakes of async ports that need not wait, callbacks that return awaitables, clean-up that is to be cancelled.
 ASYNC_TESTS_OFF := ASYNC102,ASYNC105,ASYNC124
 
-.PHONY: help demo dev test test-all check format lint types imports unit bench soak clean
+.PHONY: help demo dev test test-all check format lint types imports unit bench soak chaos clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -61,6 +62,9 @@ test-all: check  ## Adds longer counts, a real Redis and every newer interpreter
 
 soak: $(VENV)/.dev  ## The full counts; run by hand
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile
+
+chaos: $(VENV)/.dev  ## Random faults on three replicas for SECONDS (60), then an audit of every run
+	$(BIN)/python -m tests.chaos --seconds $(SECONDS)
 
 bench: $(VENV)/.dev  ## Ratios measured in one run; writes build/bench.json
 	$(BIN)/python -m bench

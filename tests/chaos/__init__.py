@@ -1,0 +1,1 @@
+"""Random faults on real processes, and what must be true afterwards: ``python -m tests.chaos``, ``make chaos``."""

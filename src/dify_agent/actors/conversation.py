@@ -20,7 +20,16 @@ from dify_agent.actors.messages import Succeeded
 from dify_agent.actors.prompts import is_blank, render_instructions, user_input
 from dify_agent.errors import EMPTY_PROMPT, AgentRunValidationError
 from dify_agent.layers.registry import PydanticAIHistoryLayer
-from dify_agent.loop.port import Capture, HumanLayer, LoopRequest, LoopResult, ModelLayer, OutputContract, OutputLayer
+from dify_agent.loop.port import (
+    Capture,
+    HumanLayer,
+    LoopRequest,
+    LoopResult,
+    ModelLayer,
+    OutputContract,
+    OutputLayer,
+    UsageReport,
+)
 from dify_agent.loop.run import run_agent_loop
 from dify_agent.protocol.schemas import (
     DIFY_AGENT_HISTORY_LAYER_ID,
@@ -36,7 +45,7 @@ _PREPARATION_ERRORS: Final = (KeyError, TypeError, RuntimeError, ValueError, Use
 
 
 async def converse(
-    run: Run, request: CreateRunRequest, env: RunEnvironment, events: AgentEvents, capture: Capture
+    run: Run, request: CreateRunRequest, env: RunEnvironment, *, run_id: str, events: AgentEvents, capture: Capture
 ) -> Succeeded:
     """Drive the agent loop under the run's deadline.
 
@@ -49,11 +58,13 @@ async def converse(
     """
     try:
         history = _history_layer(run)
-        loop_request = await _loop_request(run, request, env, history)
+        loop_request = await _loop_request(run_id, run, request, env, history)
     except AgentRunValidationError:
         raise
     except _PREPARATION_ERRORS as error:
         raise AgentRunValidationError(str(error)) from error
+    if isinstance(loop_request.model, UsageReport):
+        capture.report = loop_request.model
     finished = False
     try:
         result = await _under_deadline(loop_request, env, events, capture)
@@ -83,7 +94,7 @@ async def _under_deadline(
 
 
 async def _loop_request(
-    run: Run, request: CreateRunRequest, env: RunEnvironment, history: PydanticAIHistoryLayer | None
+    run_id: str, run: Run, request: CreateRunRequest, env: RunEnvironment, history: PydanticAIHistoryLayer | None
 ) -> LoopRequest:
     prompts = list(run.user_prompts)
     results = request.deferred_tool_results
@@ -92,7 +103,7 @@ async def _loop_request(
     output = _output_contract(run)
     instructions = await render_instructions(run.prompts)
     model_layer: ModelLayer = _layer(run, DIFY_AGENT_MODEL_LAYER_ID, ModelLayer, "a model layer")
-    model = model_layer.get_model()
+    model = model_layer.get_model(run_id)
     tools = _tools(run)
     if results is not None and history is None:
         raise AgentRunValidationError("Deferred tool results require a 'history' layer with prior message history.")

@@ -106,12 +106,17 @@ class RunWork:
     async def _in_body(self, plan: RunPlan, run: Run) -> Ending:
         if plan.lifecycle_only:
             return Succeeded(output=None)
-        return await converse(run, self._request, self._env, self.events, self._capture)
+        return await converse(
+            run, self._request, self._env, run_id=self._run_id, events=self.events, capture=self._capture
+        )
 
     def _snapshot(self) -> CompositorSessionSnapshot | None:
         return None if self._run is None else self._run.session_snapshot
 
     def _usage(self) -> AgentRunUsage | None:
+        report = self._capture.report
+        if report is not None:
+            return report.total_usage()
         usage = self._capture.usage
         if not usage.requests:
             return None

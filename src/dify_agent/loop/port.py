@@ -16,7 +16,7 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults, Tool
 from pydantic_ai.usage import RunUsage
 
-from dify_agent.protocol.schemas import DeferredToolCallPayload
+from dify_agent.protocol.schemas import AgentRunUsage, DeferredToolCallPayload
 
 EventSink = Callable[[AgentStreamEvent], Awaitable[None]]
 """Takes each event in order, from the loop's own task. May wait (backpressure) and may raise (the run then ends with
@@ -72,6 +72,8 @@ class Capture:
     messages: list[ModelMessage] = field(default_factory=list)
     """History given plus everything added. Empty: the loop never bound any messages."""
     usage: RunUsage = field(default_factory=RunUsage)
+    report: "UsageReport | None" = None
+    """The run's model, if it knows what its requests cost."""
 
 
 LoopResult = str | JsonValue | DeferredToolRequests
@@ -82,8 +84,8 @@ LoopResult = str | JsonValue | DeferredToolRequests
 class ModelLayer(Protocol):
     """A layer that can be the run's ``llm``."""
 
-    def get_model(self) -> Model:
-        """The model to drive, owned by whoever built it.
+    def get_model(self, run_id: str) -> Model:
+        """The model to drive, owned by whoever built it. Called once per run; ``run_id`` is the server's.
 
         Raises:
             ValueError, RuntimeError, TypeError, KeyError: the configuration cannot be served; the run fails with the
@@ -92,6 +94,14 @@ class ModelLayer(Protocol):
 
     def get_model_settings(self) -> ModelSettings | None:
         """Settings to send with each request."""
+
+
+@runtime_checkable
+class UsageReport(Protocol):
+    """A model that knows what its requests cost better than token counts say."""
+
+    def total_usage(self) -> AgentRunUsage | None:
+        """Of all requests that this model object has completed; None before the first."""
 
 
 @runtime_checkable

@@ -19,7 +19,7 @@ def named(models):
 async def test_the_named_model_and_its_settings():
     async with open_model_registry() as models:
         layer = named(models).create_layer({"model": "test", "model_settings": {"temperature": 0.5}})
-        assert layer.get_model().system == "test"
+        assert layer.get_model("run").system == "test"
         assert layer.get_model_settings() == {"temperature": 0.5}
         assert named(models).create_layer({"model": "test"}).get_model_settings() is None
 
@@ -28,7 +28,7 @@ async def test_a_base_url_that_is_not_allowed_fails_when_the_model_is_asked_for(
     async with open_model_registry() as models:
         layer = named(models).create_layer({"model": "test", "base_url": "http://169.254.169.254/"})
         with pytest.raises(ModelNotAllowedError, match="DIFY_AGENT_MODEL_BASE_URLS"):
-            layer.get_model()
+            layer.get_model("run")
 
 
 @pytest.mark.parametrize("config", [{}, {"model": ""}, {"model": "test", "api_key": "k"}, {"model": 5}])
@@ -41,8 +41,8 @@ async def test_invalid_named_models(config):
 def test_scripted_model_is_one_per_layer():
     config = {"turns": [{"text": "a"}]}
     layer = SCRIPTED.create_layer(config)
-    assert layer.get_model() is layer.get_model()
-    assert layer.get_model() is not SCRIPTED.create_layer(config).get_model()
+    assert layer.get_model("run") is layer.get_model("run")
+    assert layer.get_model("run") is not SCRIPTED.create_layer(config).get_model("run")
     assert layer.get_model_settings() is None
 
 

@@ -19,7 +19,7 @@ class PydanticAIModelLayer(PlainLayer[NoLayerDeps, PydanticAIModelLayerConfig]):
         """Take the registry, which outlives every run."""
         self._models: Final = models
 
-    def get_model(self) -> Model[Any]:
+    def get_model(self, run_id: str) -> Model[Any]:
         """The configured model.
 
         Raises:

@@ -23,7 +23,7 @@ class ScriptedModelLayer(PlainLayer[NoLayerDeps, ScriptedModelLayerConfig]):
         """Build the layer and its model."""
         return cls(ScriptedModel(config.turns))
 
-    def get_model(self) -> ScriptedModel:
+    def get_model(self, run_id: str) -> ScriptedModel:
         """The run's model: the same one at every call."""
         return self._model
 

@@ -3,6 +3,7 @@
 The only module that names concrete variants, and the only one that reads settings.
 """
 
+import faulthandler
 import os
 import resource
 import secrets
@@ -17,13 +18,13 @@ from enum import IntEnum
 from functools import partial
 from typing import Final, Self
 
-import httpx2
 import structlog
 import trio
 
 from dify_agent.actors.environment import CoalescingPolicy, RunBounds, RunEnvironment
 from dify_agent.actors.prompts import has_blank_prompt
 from dify_agent.actors.publisher import Publisher
+from dify_agent.backends.transport import OutboundHttp, OutboundOptions, open_outbound
 from dify_agent.events.flusher import FlushTimer
 from dify_agent.http.app import create_app
 from dify_agent.http.server import Address, serve_http
@@ -41,9 +42,15 @@ from dify_agent.supervisor.serve import Supervisor
 
 _log = structlog.get_logger()
 
+STDERR: Final = 2
+FAULT_SECONDS: Final = 2.0
+"""Behind the watchdog's thread: the status is 1 then, and the tasks' traceback is on stderr."""
 METRICS_REFRESH_SECONDS: Final = 5.0
-STORE_CONNECTIONS: Final = 10
-"""Two wait for others (inbox, tail hub), one writes events; the rest serve requests, which take a round trip each."""
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""The first of them drains, a second ends the process at once. SIGHUP comes when a terminal is closed."""
+STORE_CONNECTIONS: Final = 12
+"""Seven are the services', two are for what begins and ends runs (`dify_agent.store.executor.Lane`); three serve
+requests, which take a round trip each."""
 
 SPENT_GRACE_SECONDS: Final = 5.0
 """Grace of the drain that follows a given-up service: runs cannot be served well any more."""
@@ -90,7 +97,7 @@ async def serve(settings: ServerSettings, listen: Listen) -> ExitStatus:
     raise_descriptor_limit()
     with (
         Watchdog(settings.shutdown_limit) as watchdog,
-        trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals,
+        trio.open_signal_receiver(*STOP_SIGNALS) as signals,
     ):
         async with (
             open_redis_store(
@@ -100,12 +107,13 @@ async def serve(settings: ServerSettings, listen: Listen) -> ExitStatus:
                 max_length=settings.run_event_stream_max_length,
                 max_connections=STORE_CONNECTIONS,
             ) as opened,
-            _open_models(settings) as models,
+            _open_outbound(settings) as outbound,
+            open_model_registry(settings.model_base_urls, http_client=outbound.models) as models,
         ):
             metrics = Metrics()
             store = metered(opened, metrics.store_operation)
             await store.ping()
-            supervisor = build_supervisor(settings, store, models, metrics)
+            supervisor = build_supervisor(settings, store, models, metrics, outbound)
             async with trio.open_nursery() as root:
                 root.start_soon(_arm_when_cancelled, watchdog)
                 root.start_soon(_refresh, metrics)
@@ -153,19 +161,23 @@ async def _refresh(metrics: Metrics) -> None:
         await trio.sleep(METRICS_REFRESH_SECONDS)
 
 
-def _open_models(settings: ServerSettings) -> AbstractAsyncContextManager[ModelRegistry]:
-    timeout = httpx2.Timeout(
-        connect=settings.outbound_http_connect_timeout,
-        read=settings.outbound_http_read_timeout,
-        write=settings.outbound_http_write_timeout,
-        pool=settings.outbound_http_pool_timeout,
-    )
-    limits = httpx2.Limits(
+def _open_outbound(settings: ServerSettings) -> AbstractAsyncContextManager[OutboundHttp]:
+    options = OutboundOptions(
+        connect_timeout=settings.outbound_http_connect_timeout,
+        read_timeout=settings.outbound_http_read_timeout,
+        write_timeout=settings.outbound_http_write_timeout,
+        pool_timeout=settings.outbound_http_pool_timeout,
         max_connections=settings.outbound_http_max_connections,
         max_keepalive_connections=settings.outbound_http_max_keepalive_connections,
         keepalive_expiry=settings.outbound_http_keepalive_expiry,
     )
-    return open_model_registry(base_urls=settings.model_base_urls, timeout=timeout, limits=limits)
+    return open_outbound(
+        daemon_url=settings.plugin_daemon_url,
+        daemon_api_key=settings.plugin_daemon_api_key,
+        dify_api_url=settings.inner_api_url,
+        dify_api_key=settings.inner_api_key,
+        options=options,
+    )
 
 
 def _http(
@@ -202,8 +214,14 @@ def _http(
     )
 
 
-def build_supervisor(settings: ServerSettings, store: RunStore, models: ModelRegistry, metrics: Metrics) -> Supervisor:
-    """Wire a supervisor with everything a run needs. Starts nothing."""
+def build_supervisor(
+    settings: ServerSettings,
+    store: RunStore,
+    models: ModelRegistry,
+    metrics: Metrics,
+    outbound: OutboundHttp | None = None,
+) -> Supervisor:
+    """Wire a supervisor with everything a run needs. Starts nothing. Without ``outbound`` no layer can call Dify."""
     owner = Owner(id=secrets.token_hex(8), epoch=time.time_ns() // 1_000_000)
     bounds = RunBounds(
         enter_timeout_seconds=settings.enter_timeout_seconds,
@@ -227,7 +245,12 @@ def build_supervisor(settings: ServerSettings, store: RunStore, models: ModelReg
     metrics.watch("queue_bytes", "Bytes of events that wait to be written.", lambda: publisher.budget.used)
     metrics.watch("queue_limit_bytes", "Bytes from which producers wait.", lambda: publisher.budget.limit)
     metrics.watch("queue_stuck_runs", "Runs whose events the store does not take now.", lambda: publisher.stuck_runs)
-    own_types = create_layer_providers(models=models, scripted_layers=settings.scripted_layers)
+    own_types = create_layer_providers(
+        models=models,
+        scripted_layers=settings.scripted_layers,
+        outbound=outbound,
+        llm_transport=settings.llm_transport,
+    )
     installed_types = load_layer_extensions()
     if installed_types:
         _log.info("layer types of installed packages", types=[provider.type_id for provider in installed_types])
@@ -283,12 +306,13 @@ async def _drain(settings: ServerSettings, supervisor: Supervisor) -> None:
     """Readiness fails, new runs are refused, runs end or are ended, other replicas' streams end (architecture 7).
 
     The listener stays open meanwhile, and for at least ``DRAIN_LISTEN_SECONDS``: a proxy may still send requests here.
+    So streams end only then: a reader connects again at once, and would be sent here again as long as proxies do.
     """
     began = trio.current_time()
     grace = SPENT_GRACE_SECONDS if supervisor.failure is not None else settings.shutdown_grace_seconds
     await supervisor.drain(grace)
-    supervisor.end_streams()
     await trio.sleep_until(began + settings.drain_listen_seconds)
+    supervisor.end_streams()
     _log.info("drained", seconds=round(trio.current_time() - began, 2))
 
 
@@ -309,6 +333,8 @@ class Watchdog:
 
     def __exit__(self, *_error: object) -> None:
         self._timer.cancel()
+        if self._armed:
+            faulthandler.cancel_dump_traceback_later()
         if self._timer.is_alive():
             self._timer.join(CALL_OFF_SECONDS)
 
@@ -317,6 +343,8 @@ class Watchdog:
         if not self._armed:
             self._armed = True
             self._timer.start()
+            # Native code that keeps the interpreter lock stops the thread as well; this one needs no interpreter.
+            faulthandler.dump_traceback_later(self._timer.interval + FAULT_SECONDS, exit=True, file=STDERR)
 
     def _bite(self) -> None:
         _log.critical("shutdown took longer than DIFY_AGENT_SHUTDOWN_LIMIT_SECONDS allows, leaving")

@@ -18,10 +18,11 @@ from tests.docs.pages import PAGES, ROOT, anchors, code_spans, fences, links, na
 from tests.oracle.compare import DIFFERENCES
 
 from dify_agent.http.openapi import openapi_document
-from dify_agent.main import ExitStatus
+from dify_agent.main import STOP_SIGNALS, ExitStatus
 from dify_agent.metrics import Metrics
 from dify_agent.protocol.schemas import RUN_EVENT_ADAPTER, CreateRunRequest, LayerExitSignals, RunEventsResponse
 from dify_agent.settings import ServerSettings
+from dify_agent.testing import Script
 
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
@@ -153,6 +154,8 @@ def test_json_is_json_and_of_the_protocol(text: str) -> None:
     elif list(value) == ["on_exit"]:
         signals = LayerExitSignals.model_validate(value["on_exit"])
         assert signals.model_dump(mode="json") == value["on_exit"]
+    elif value.keys() <= Script.model_fields.keys():
+        Script.model_validate_json(text)
     else:
         assert list(value) == ["detail"]
 
@@ -165,7 +168,7 @@ def test_settings_table_is_the_settings() -> None:
 def test_unused_settings_are_told_apart() -> None:
     used = settings_table.used_fields()
     assert {"redis_url", "shutdown_limit_seconds", "tool_threads", "model_base_urls"} <= used
-    assert not {"e2b_api_key", "agent_stub_api_base_url", "plugin_daemon_url"} & used
+    assert not {"e2b_api_key", "agent_stub_api_base_url", "local_sandbox_endpoint"} & used
 
 
 @each_page
@@ -175,7 +178,7 @@ def test_variables_exist(page: Path) -> None:
 
 
 def test_exit_statuses_are_the_programs() -> None:
-    told_twice = {128 + signal.SIGINT, 128 + signal.SIGTERM}
+    told_twice = {128 + number for number in STOP_SIGNALS}
     written = {int(status) for status, _ in table_under(README, "Exit statuses")}
     assert written == set(map(int, ExitStatus)) | told_twice | {WRONG_COMMAND_LINE}
 

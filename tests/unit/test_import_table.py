@@ -20,14 +20,15 @@ TABLE: dict[str, frozenset[str]] = {
     "store": frozenset({"protocol"}),
     "doctor": frozenset({"protocol", "store"}),
     "events": frozenset({"protocol"}),
+    "backends": frozenset({"protocol"}),
     "loop": frozenset({"protocol"}),
-    "model": frozenset({"loop.port", "protocol"}),
-    "layers": frozenset({"agenton", "agenton_collections", "protocol", "loop.port", "model"}),
+    "model": frozenset({"loop.port", "protocol", "backends.transport"}),
+    "layers": frozenset({"agenton", "agenton_collections", "protocol", "loop.port", "model", "backends.transport"}),
     "actors": frozenset({"layers.registry", "loop", "events", "store.base", "agenton", "protocol", "metrics"}),
     "supervisor": frozenset({"actors", "store.base", "protocol", "metrics"}),
     "http": frozenset({"supervisor.handle", "events", "store.base", "protocol", "metrics"}),
 }
-COMPOSITION = frozenset({"main", "cli", "server", "__main__"})
+COMPOSITION = frozenset({"main", "cli", "server", "testing", "__main__"})
 """May import everything; ``main`` and ``cli`` are the only ones that name concrete variants."""
 
 

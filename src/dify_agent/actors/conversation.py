@@ -22,6 +22,7 @@ from dify_agent.errors import EMPTY_PROMPT, AgentRunValidationError
 from dify_agent.layers.registry import PydanticAIHistoryLayer
 from dify_agent.loop.port import (
     Capture,
+    ContextBudgetLayer,
     HumanLayer,
     LoopRequest,
     LoopResult,
@@ -104,6 +105,7 @@ async def _loop_request(
     instructions = await render_instructions(run.prompts)
     model_layer: ModelLayer = _layer(run, DIFY_AGENT_MODEL_LAYER_ID, ModelLayer, "a model layer")
     model = model_layer.get_model(run_id)
+    budget = model_layer.get_context_budget() if isinstance(model_layer, ContextBudgetLayer) else None
     tools = _tools(run)
     if results is not None and history is None:
         raise AgentRunValidationError("Deferred tool results require a 'history' layer with prior message history.")
@@ -117,6 +119,7 @@ async def _loop_request(
         output=output,
         allow_deferred=True,  # whether a deferred call is a valid end is for `_ending` to say, which names the reason
         model_settings=model_layer.get_model_settings(),
+        context_budget=budget,
         tool_concurrency=env.tool_concurrency,
         tool_threads=env.tool_threads,
         cancel_timeout=env.bounds.thread_grace_seconds,

@@ -18,6 +18,9 @@ _WITHOUT_PROMPTS: Final = frozenset(
         "dify.execution_context",
         "dify.output",
         "dify.ask_human",
+        "dify.plugin.llm",
+        "dify.plugin.tools",
+        "dify.core.tools",
     }
 )
 """Layer types that never contribute a user prompt, so their presence leaves the question decidable."""

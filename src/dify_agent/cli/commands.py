@@ -1,6 +1,7 @@
 """The commands of ``dify-agent``."""
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,6 +18,8 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 5050
+DEFAULT_FAKES_PORT = 5001
+"""Where the settings expect the Dify API."""
 
 
 def _print_version(wanted: bool) -> None:
@@ -79,6 +82,21 @@ def doctor(
     from dify_agent.cli.doctor import run_doctor
 
     sys.exit(run_doctor(repair=repair, json=json))
+
+
+@app.command()
+def fakes(
+    host: Host = DEFAULT_HOST,
+    port: Port = DEFAULT_FAKES_PORT,
+    script: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="What to answer, as JSON (docs/fakes.md).")
+    ] = None,
+    key: Annotated[str, typer.Option(help="Key that callers have to send.")] = "fake-key",
+) -> None:
+    """Serve a fake Dify API and plugin daemon on one port, for tests and load tests, until SIGTERM or Ctrl-C."""
+    from dify_agent.cli.fakes import run_fakes
+
+    sys.exit(run_fakes(host, port, script=script, key=key))
 
 
 @app.command()

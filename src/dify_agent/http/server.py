@@ -72,6 +72,7 @@ async def serve_http(
     host: str = "127.0.0.1",
     port: int = 0,
     sockets: Sequence[socket.socket] | None = None,
+    connection_type: Callable[..., Connection] = Connection,
     task_status: trio.TaskStatus[list[Address]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve ``app`` until ``shutdown_trigger`` returns; then stop listening and return when every connection has ended.
@@ -87,6 +88,7 @@ async def serve_http(
         host: address to bind, ignored with ``sockets``.
         port: port to bind, 0 for any.
         sockets: sockets bound by the caller, who may share them with other processes. They are closed here.
+        connection_type: makes what serves a client; the fakes' can break in the middle of an answer.
         task_status: started with the bound addresses, when connections are accepted.
 
     Raises:
@@ -108,7 +110,7 @@ async def serve_http(
         if context.terminated.is_set():
             stream.socket.close()  # accepted just before the stop, which therefore has not seen it
             return
-        connection = Connection(wrapped, config, context, stream, stall_seconds=settings.stream_stall_seconds)
+        connection = connection_type(wrapped, config, context, stream, stall_seconds=settings.stream_stall_seconds)
         open_connections.add(connection)
         try:
             await connection.run()

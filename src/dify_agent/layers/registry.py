@@ -6,8 +6,13 @@ from agenton.compositor import LayerProvider
 from agenton_collections.layers.plain import PromptLayer
 from agenton_collections.layers.pydantic_ai import PydanticAIHistoryLayer
 from agenton_collections.transformers.pydantic_ai import PYDANTIC_AI_TRANSFORMERS
+from dify_agent.backends.transport import OutboundHttp
 from dify_agent.layers.ask_human.layer import DifyAskHumanLayer
+from dify_agent.layers.dify_core_tools import layer as core_tools_layer
+from dify_agent.layers.dify_plugin import tools_layer
+from dify_agent.layers.dify_plugin.llm_layer import DifyPluginLLMLayer, LlmTransport
 from dify_agent.layers.execution_context.layer import DifyExecutionContextLayer
+from dify_agent.layers.knowledge import layer as knowledge_layer
 from dify_agent.layers.output.output_layer import DifyOutputLayer
 from dify_agent.layers.pydantic_ai_model.layer import PydanticAIModelLayer
 from dify_agent.layers.scripted_model.layer import ScriptedModelLayer
@@ -25,9 +30,18 @@ __all__ = [
 ]
 
 
-def create_layer_providers(*, models: ModelRegistry, scripted_layers: bool) -> tuple[LayerProvider[Any], ...]:
-    """One provider per type id. Without ``scripted_layers`` (``DIFY_AGENT_SCRIPTED_LAYERS``) the scripted types are
-    unknown: a run that names one fails as for any type that is not registered."""
+def create_layer_providers(
+    *,
+    models: ModelRegistry,
+    scripted_layers: bool,
+    outbound: OutboundHttp | None = None,
+    llm_transport: LlmTransport = "gateway",
+) -> tuple[LayerProvider[Any], ...]:
+    """One provider per type id.
+
+    Without ``scripted_layers`` (``DIFY_AGENT_SCRIPTED_LAYERS``) the scripted types are unknown, without ``outbound``
+    those that call Dify: a run that names one fails as for any type that is not registered.
+    """
     providers: list[LayerProvider[Any]] = [
         LayerProvider.from_layer_type(PromptLayer),
         LayerProvider.from_layer_type(PydanticAIHistoryLayer),
@@ -37,7 +51,20 @@ def create_layer_providers(*, models: ModelRegistry, scripted_layers: bool) -> t
         LayerProvider.from_layer_type(DifyOutputLayer),
         LayerProvider.from_factory(layer_type=PydanticAIModelLayer, create=lambda _: PydanticAIModelLayer(models)),
     ]
+    if outbound is not None:
+        providers.extend(_dify_providers(outbound, llm_transport))
     if scripted_layers:
         providers.append(LayerProvider.from_layer_type(ScriptedModelLayer))
         providers.append(LayerProvider.from_layer_type(ScriptedToolsLayer))
     return tuple(providers)
+
+
+def _dify_providers(outbound: OutboundHttp, llm_transport: LlmTransport) -> list[LayerProvider[Any]]:
+    return [
+        LayerProvider.from_factory(
+            layer_type=DifyPluginLLMLayer, create=lambda _: DifyPluginLLMLayer(outbound, llm_transport)
+        ),
+        tools_layer.provider(outbound),
+        core_tools_layer.provider(outbound),
+        knowledge_layer.provider(outbound),
+    ]

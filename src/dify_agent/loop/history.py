@@ -22,7 +22,11 @@ from dify_agent.loop import texts
 from dify_agent.loop.state import Run
 
 LONG_HISTORY = 300
-"""Messages from which history is repaired in a worker thread: about 5 ms of CPU that would delay every other run."""
+"""Messages and parts from which history is repaired in a worker thread: up to 5 ms of CPU that would delay every other
+run."""
+MOST_NEIGHBOURS = 1000
+"""Requests in a row, beyond which a history is refused. No run leaves more than a few, and joining them takes time with
+the square of their number (measured: 8 s for 10,000)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,8 @@ async def start(run: Run) -> Send | Handle:
     """
     request = run.request
     messages = run.messages
+    if _most_neighbours(request.history) > MOST_NEIGHBOURS:
+        raise UserError(texts.too_many_neighbours(MOST_NEIGHBOURS))
     messages[:] = await repaired(request.history, repair_last_response=False)
     if request.deferred_results is not None:
         return _resume(messages, request.deferred_results)
@@ -79,10 +85,28 @@ async def start(run: Run) -> Send | Handle:
     return Send(ModelRequest(parts=parts))
 
 
+def _most_neighbours(messages: Sequence[ModelMessage]) -> int:
+    most = run = 0
+    for message in messages:
+        run = run + 1 if isinstance(message, ModelRequest) else 0
+        most = max(most, run)
+    return most
+
+
+def is_long(messages: Sequence[ModelMessage]) -> bool:
+    """Whether work on all of ``messages`` belongs into a worker thread."""
+    left = LONG_HISTORY - len(messages)
+    for message in messages if left > 0 else ():
+        left -= len(message.parts)
+        if left <= 0:
+            break
+    return left <= 0
+
+
 async def repaired(messages: Sequence[ModelMessage], *, repair_last_response: bool = True) -> list[ModelMessage]:
     """`repair_messages`, in a worker thread when the history is long."""
     repair = partial(repair_messages, list(messages), repair_last_response=repair_last_response)
-    if len(messages) < LONG_HISTORY:
+    if not is_long(messages):
         return repair()
     return await trio.to_thread.run_sync(repair, abandon_on_cancel=True)
 

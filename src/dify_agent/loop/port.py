@@ -57,6 +57,8 @@ class LoopRequest:
     """None: the run's output is text."""
     allow_deferred: bool = False
     model_settings: ModelSettings | None = None
+    context_budget: int | None = None
+    """Tokens that the history may be estimated at before it is compacted; None: it never is."""
     request_limit: int = DEFAULT_REQUEST_LIMIT
     tool_concurrency: int = 16
     tool_threads: trio.CapacityLimiter | None = None
@@ -94,6 +96,18 @@ class ModelLayer(Protocol):
 
     def get_model_settings(self) -> ModelSettings | None:
         """Settings to send with each request."""
+
+
+@runtime_checkable
+class ContextBudgetLayer(Protocol):
+    """A model layer that knows how much its model can read."""
+
+    def get_context_budget(self) -> int | None:
+        """Tokens for the history, the answer's already taken off; None when it is not known.
+
+        Raises:
+            ValueError: nothing is left for the history; the run fails with the text.
+        """
 
 
 @runtime_checkable

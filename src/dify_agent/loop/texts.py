@@ -128,3 +128,11 @@ def content_filtered(details: Mapping[str, Any] | None) -> str:
     if refusal := details.get("refusal"):
         reasons.append(f"Refusal: {refusal!r}")
     return " ".join(["Content filter triggered.", ". ".join(reasons)]).strip()
+
+
+def too_many_neighbours(most: int) -> str:
+    """Why a history is not taken up."""
+    return (
+        f"The message history has more than {most} requests in a row without a response, which no run leaves behind; "
+        "the model was not asked. Send the snapshot of an earlier run unchanged, or start a new session."
+    )

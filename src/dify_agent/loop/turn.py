@@ -12,7 +12,8 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, repair_messages
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 
 from dify_agent.errors import Reason, RunFailedError
-from dify_agent.loop.history import LONG_HISTORY, Send
+from dify_agent.loop.context import fit_context
+from dify_agent.loop.history import Send, is_long
 from dify_agent.loop.state import Run, now
 from dify_agent.loop.texts import NOTHING_TO_SEND
 from dify_agent.loop.timeouts import RequestTimeouts
@@ -37,8 +38,9 @@ async def request_model(run: Run, send: Send) -> ModelResponse:
     """
     parameters = await _begin(run, send)
     stream: StreamedResponse | None = None
-    timeouts = RequestTimeouts.start(run.request.model, run.settings)
     try:
+        await fit_context(run)
+        timeouts = RequestTimeouts.start(run.request.model, run.settings)
         with timeouts.scope:
             outgoing = await _outgoing(run, parameters)
             async with run.request.model.request_stream(outgoing, run.settings, parameters, run.context) as stream:
@@ -81,7 +83,7 @@ async def _outgoing(run: Run, parameters: ModelRequestParameters) -> list[ModelM
     With a long history this runs in a worker thread, so a model's ``prepare_messages`` must be safe there.
     """
     prepare = partial(_prepare, run.request.model, list(run.messages), parameters)
-    if len(run.messages) < LONG_HISTORY:
+    if not is_long(run.messages):
         return prepare()
     return await trio.to_thread.run_sync(prepare, abandon_on_cancel=True)
 

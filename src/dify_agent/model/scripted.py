@@ -11,7 +11,6 @@ from typing import Any, Final, Self
 import trio
 from pydantic import JsonValue
 from pydantic_ai.messages import (
-    FinalResultEvent,
     ModelMessage,
     ModelResponse,
     ModelResponsePart,
@@ -30,6 +29,7 @@ from pydantic_ai.tools import RunContext
 from pydantic_ai.usage import RequestUsage
 
 from dify_agent.errors import DifyAgentError
+from dify_agent.model.final_result import final_result
 from dify_agent.model.script import ScriptedToolCall, ScriptedTurn
 
 MODEL_NAME: Final = "scripted"
@@ -226,7 +226,7 @@ class ScriptedStream(StreamedResponse):
         self._parts.append(part)
         yield PartStartEvent(index=len(self._parts) - 1, part=part, previous_part_kind=_narrow(previous))
         if self.final_result_event is None:
-            self.final_result_event = _final_result(part, self.model_request_parameters)
+            self.final_result_event = final_result(part, self.model_request_parameters)
             if self.final_result_event is not None:
                 yield self.final_result_event
 
@@ -248,15 +248,3 @@ def _arguments(args: JsonValue) -> str | dict[str, Any] | None:
     if args is None or isinstance(args, (str, dict)):
         return args
     return json.dumps(args)
-
-
-def _final_result(part: ModelResponsePart, parameters: ModelRequestParameters) -> FinalResultEvent | None:
-    """The mark that follows the start of a part which can be the run's result (agent-loop 3.1)."""
-    if isinstance(part, TextPart) and parameters.allow_text_output:
-        return FinalResultEvent(tool_name=None, tool_call_id=None)
-    if isinstance(part, ToolCallPart) and (definition := parameters.tool_defs.get(part.tool_name)):
-        if definition.kind == "output":
-            return FinalResultEvent(tool_name=part.tool_name, tool_call_id=part.tool_call_id)
-        if definition.defer:
-            return FinalResultEvent(tool_name=None, tool_call_id=None)
-    return None

@@ -12,6 +12,7 @@ from pydantic_ai.messages import (
     ToolCallPart,
     ToolReturn,
     ToolReturnPart,
+    UserPromptPart,
 )
 from pydantic_ai.tools import DeferredToolResults, RunContext, Tool, ToolApproved, ToolDenied
 from tests.unit.loop.scripted import DONE, Call, Turn, ask, asked, echo, play, turn
@@ -221,3 +222,12 @@ async def test_approved_calls_are_executed_and_denied_ones_answered() -> None:
     ran = await play(DONE, history=first.messages, deferred_results=results, prompt=None, tools=[tool])
     assert [(part.content, part.outcome) for part in ran.parts(2)] == [("paid 5", "success"), ("too much", "denied")]
     assert seen == [(True, {"by": "me"})]
+
+
+async def test_thousands_of_requests_in_a_row_are_no_history() -> None:
+    """Joining them takes time with the square of their number."""
+    ran = await play(DONE, history=[ModelRequest(parts=[UserPromptPart("x")]) for _ in range(1001)])
+    assert isinstance(ran.error, UserError)
+    assert "more than 1000 requests in a row" in str(ran.error)
+    fine = await play(DONE, history=[ModelRequest(parts=[UserPromptPart("x")]) for _ in range(3)])
+    assert fine.result == "done"

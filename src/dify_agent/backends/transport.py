@@ -1,0 +1,222 @@
+"""Outbound HTTP of the process: one connection pool, one client per service, and words for what goes wrong there.
+
+The pool is shared, so that ``DIFY_AGENT_OUTBOUND_HTTP_MAX_CONNECTIONS`` and ``..._MAX_KEEPALIVE_CONNECTIONS`` are
+totals (decision R10). Timeouts are per wait: ``read`` bounds the silence between two pieces of an answer, not its sum.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import httpx2
+import trio
+
+CLOSE_SECONDS: Final = 5.0
+DAEMON_KEY_HEADER: Final = "X-Api-Key"
+DIFY_API_KEY_HEADER: Final = "X-Inner-Api-Key"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboundOptions:
+    """Values of ``DIFY_AGENT_OUTBOUND_HTTP_*``; times are seconds."""
+
+    connect_timeout: float = 10.0
+    read_timeout: float = 600.0
+    write_timeout: float = 30.0
+    pool_timeout: float = 10.0
+    max_connections: int = 100
+    max_keepalive_connections: int = 20
+    keepalive_expiry: float = 30.0
+
+    def timeout(self) -> httpx2.Timeout:
+        """The four bounds of a request."""
+        return httpx2.Timeout(
+            connect=self.connect_timeout, read=self.read_timeout, write=self.write_timeout, pool=self.pool_timeout
+        )
+
+    def limits(self) -> httpx2.Limits:
+        """The bounds of the pool."""
+        return httpx2.Limits(
+            max_connections=self.max_connections,
+            max_keepalive_connections=self.max_keepalive_connections,
+            keepalive_expiry=self.keepalive_expiry,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboundHttp:
+    """The clients of the process, open for as long as `open_outbound` is. Borrowed by layers and models, closed by
+    nobody else.
+
+    ``daemon`` and ``dify_api`` send their key with every request, so they are asked for paths below their base URL
+    only, never for an address that a caller or another service names. ``models`` sends none.
+    """
+
+    daemon: httpx2.AsyncClient
+    daemon_url: str
+    """Base URL of the plugin daemon, without a trailing slash."""
+    dify_api: httpx2.AsyncClient
+    dify_api_url: str
+    """Root of the Dify API, without a trailing slash; ``/inner/api/...`` is under it."""
+    models: httpx2.AsyncClient
+    """For SDKs of model providers and for signed URLs."""
+
+
+@asynccontextmanager
+async def open_outbound(
+    *, daemon_url: str, daemon_api_key: str, dify_api_url: str, dify_api_key: str | None, options: OutboundOptions
+) -> AsyncIterator[OutboundHttp]:
+    """The process's outbound clients. HTTP/1.1, no redirects, no proxy from the environment, no retries.
+
+    A key that is not set goes out as an empty header, which the services refuse (integrations 0). Closing waits at
+    most `CLOSE_SECONDS`.
+
+    Raises:
+        ValueError: a key cannot stand in a header; the text does not show it.
+    """
+    daemon_headers = {DAEMON_KEY_HEADER: _header(daemon_api_key, "PLUGIN_DAEMON_API_KEY")}
+    api_headers = {DIFY_API_KEY_HEADER: _header(dify_api_key or "", "INNER_API_KEY")}
+    # The environment names certificate authorities (SSL_CERT_FILE); the clients below ignore its proxies.
+    pool = httpx2.AsyncHTTPTransport(limits=options.limits(), http1=True, http2=False, trust_env=True)
+    daemon, dify_api, models = (_client(pool, options, headers) for headers in (daemon_headers, api_headers, {}))
+    try:
+        yield OutboundHttp(
+            daemon=daemon,
+            daemon_url=daemon_url.rstrip("/"),
+            dify_api=dify_api,
+            dify_api_url=dify_api_url.rstrip("/"),
+            models=models,
+        )
+    finally:
+        with trio.move_on_after(CLOSE_SECONDS, shield=True):
+            for client in (daemon, dify_api, models):
+                await client.aclose()
+            await pool.aclose()
+
+
+class _SharedPool(httpx2.AsyncBaseTransport):
+    """The pool as one of its clients holds it: a client that is closed leaves it open."""
+
+    def __init__(self, pool: httpx2.AsyncHTTPTransport) -> None:
+        self._pool = pool
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        return await self._pool.handle_async_request(request)
+
+
+def _client(
+    pool: httpx2.AsyncHTTPTransport, options: OutboundOptions, headers: Mapping[str, str]
+) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(
+        transport=_SharedPool(pool),
+        headers=headers,
+        timeout=options.timeout(),
+        follow_redirects=False,
+        trust_env=False,
+    )
+
+
+def _header(value: str, setting: str) -> str:
+    if not value.isascii() or not value.isprintable():
+        raise ValueError(f"DIFY_AGENT_{setting} must consist of printable ASCII characters: it is sent in a header")
+    return value
+
+
+class TransportReason(StrEnum):
+    """What failed below HTTP. Values of ``run_failed.data.reason`` when a model request fails that way."""
+
+    CONNECT_FAILED = "upstream_connect_failed"
+    """Refused, unreachable, no such host, or no TLS: nothing was sent."""
+    CONNECT_TIMEOUT = "upstream_connect_timeout"
+    READ_TIMEOUT = "upstream_read_timeout"
+    WRITE_TIMEOUT = "upstream_write_timeout"
+    POOL_EXHAUSTED = "outbound_pool_exhausted"
+    """All of this server's outbound connections were in use for too long: the service was not asked."""
+    CONNECTION_LOST = "upstream_connection_lost"
+    """Reset, or closed in the middle of an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransportFailure:
+    """A transport error in words. ``message`` holds no key, path or query string."""
+
+    reason: TransportReason
+    message: str
+
+    @property
+    def timed_out(self) -> bool:
+        """Whether it was one of our own time-outs (connect, read, write, pool)."""
+        return self.reason not in (TransportReason.CONNECT_FAILED, TransportReason.CONNECTION_LOST)
+
+
+_TIMEOUTS: Final[tuple[tuple[type[httpx2.TimeoutException], TransportReason, str, str], ...]] = (
+    (
+        httpx2.ConnectTimeout,
+        TransportReason.CONNECT_TIMEOUT,
+        "connect",
+        "no connection to {peer} within {seconds}. Check that it is reachable, "
+        "or raise DIFY_AGENT_OUTBOUND_HTTP_CONNECT_TIMEOUT",
+    ),
+    (
+        httpx2.ReadTimeout,
+        TransportReason.READ_TIMEOUT,
+        "read",
+        "{peer} was silent for {seconds}. Check that it is well, or raise DIFY_AGENT_OUTBOUND_HTTP_READ_TIMEOUT",
+    ),
+    (
+        httpx2.WriteTimeout,
+        TransportReason.WRITE_TIMEOUT,
+        "write",
+        "{peer} took nothing for {seconds}. Check that it is well, or raise DIFY_AGENT_OUTBOUND_HTTP_WRITE_TIMEOUT",
+    ),
+    (
+        httpx2.PoolTimeout,
+        TransportReason.POOL_EXHAUSTED,
+        "pool",
+        "all outbound connections of this server were in use for {seconds}; {peer} was not asked. Try again later, "
+        "or raise DIFY_AGENT_OUTBOUND_HTTP_MAX_CONNECTIONS",
+    ),
+)
+
+
+def transport_failure(error: httpx2.RequestError, peer: str) -> TransportFailure:
+    """What a failed request came to. ``peer`` is the service as an operator knows it, such as "the Dify API".
+
+    Its address is added. The library's own text is used for failed connections only (``Connection refused``): others
+    may quote a header.
+    """
+    address = _address(error)
+    named = f"{peer} ({address})" if address else peer
+    for kind, reason, bound, text in _TIMEOUTS:
+        if isinstance(error, kind):
+            return TransportFailure(reason, text.format(peer=named, seconds=_seconds(error, bound)))
+    if isinstance(error, httpx2.ConnectError):
+        return TransportFailure(TransportReason.CONNECT_FAILED, f"no connection to {named}: {error}")
+    what = "sent an answer that is not HTTP" if _is_foreign(error) else "broke the connection off"
+    return TransportFailure(TransportReason.CONNECTION_LOST, f"{named} {what} ({type(error).__name__})")
+
+
+def _is_foreign(error: httpx2.RequestError) -> bool:
+    """Whether the peer's bytes were no HTTP. A body that ends early is a protocol error too, and is not that."""
+    early = ("disconnected", "peer closed connection", "incomplete")
+    return isinstance(error, httpx2.DecodingError) or (
+        isinstance(error, httpx2.RemoteProtocolError) and not any(word in str(error) for word in early)
+    )
+
+
+def _address(error: httpx2.RequestError) -> str | None:
+    try:
+        url = error.request.url
+    except RuntimeError:
+        return None  # raised outside a request
+    return f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}"
+
+
+def _seconds(error: httpx2.RequestError, bound: str) -> str:
+    try:
+        seconds = error.request.extensions.get("timeout", {}).get(bound)
+    except RuntimeError:
+        seconds = None
+    return "too long" if seconds is None else f"{seconds:g} seconds"

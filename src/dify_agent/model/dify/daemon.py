@@ -1,0 +1,80 @@
+"""The direct way to the plugin daemon, with credentials that the caller sends (integrations 3.3, decision R8)."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+import httpx2
+
+from dify_agent.backends.transport import OutboundHttp
+from dify_agent.model.dify.call import JSON_HEADERS, LlmCall, encode
+from dify_agent.protocol.execution_context import DifyExecutionContextLayerConfig
+
+
+class DaemonRoute:
+    """The plugin daemon on behalf of one run."""
+
+    def __init__(
+        self,
+        outbound: OutboundHttp,
+        context: DifyExecutionContextLayerConfig,
+        *,
+        plugin_id: str,
+        model_provider: str,
+        credentials: Mapping[str, Any],
+    ) -> None:
+        """Take who asks for which provider.
+
+        Raises:
+            ValueError: the tenant cannot stand in a path.
+        """
+        self._outbound: Final = outbound
+        self._user_id: Final = context.user_id
+        self._tenant: Final = _path_segment(context.tenant_id)
+        self._plugin_id: Final = plugin_id
+        self._model_provider: Final = model_provider
+        self._credentials: Final = dict(credentials)
+
+    @property
+    def client(self) -> httpx2.AsyncClient:
+        """The process's client for the plugin daemon."""
+        return self._outbound.daemon
+
+    @property
+    def peer(self) -> str:
+        """For error texts."""
+        return "the plugin daemon"
+
+    @property
+    def provider_name(self) -> str:
+        """``DifyPlugin/<plugin id>``."""
+        return f"DifyPlugin/{self._plugin_id}"
+
+    def request(self, call: LlmCall) -> tuple[str, dict[str, str], bytes]:
+        """The next call of the run."""
+        data = {
+            "provider": self._model_provider,
+            "model_type": "llm",
+            "model": call.model,
+            "credentials": self._credentials,
+            "prompt_messages": [_with_content(message) for message in call.prompt_messages],
+            "model_parameters": call.model_parameters,
+            "tools": call.tools,
+            "stop": call.stop,
+            "stream": call.stream,
+        }
+        user = {} if self._user_id is None else {"user_id": self._user_id}
+        url = f"{self._outbound.daemon_url}/plugin/{self._tenant}/dispatch/llm/invoke"
+        return url, {**JSON_HEADERS, "X-Plugin-ID": self._plugin_id}, encode({**user, "data": data})
+
+
+def _with_content(message: dict[str, Any]) -> dict[str, Any]:
+    """The daemon refuses messages whose content is null."""
+    return {**message, "content": ""} if message["content"] is None else message
+
+
+def _path_segment(tenant_id: str) -> str:
+    """A dot segment would be resolved away, and the request would reach another path of the daemon."""
+    if tenant_id in ("", ".", ".."):
+        raise ValueError(f"tenant_id {tenant_id!r} cannot stand in the plugin daemon's path")
+    return quote(tenant_id, safe="")

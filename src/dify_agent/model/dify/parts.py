@@ -1,0 +1,177 @@
+"""The parts of a response as they grow, and the events that tell of it (agent-loop 3.1, integrations 3.7)."""
+
+from base64 import b64decode
+from binascii import Error as Base64Error
+from collections import deque
+from typing import Any, Final
+
+from pydantic_ai.messages import (
+    BinaryContent,
+    FilePart,
+    FinalResultEvent,
+    ModelResponsePart,
+    ModelResponseStreamEvent,
+    PartDeltaEvent,
+    PartEndEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+    ThinkingPart,
+    ThinkingPartDelta,
+    ToolCallPart,
+    ToolCallPartDelta,
+)
+from pydantic_ai.models import ModelRequestParameters
+
+from dify_agent.model.dify.chunks import MalformedLineError, MessageChunk, ToolCallChunk
+from dify_agent.model.dify.thinking import Piece, ThinkingSplitter, whole_spans
+from dify_agent.model.dify.tool_calls import ToolCallDraft, call_id, name_and_arguments
+from dify_agent.model.final_result import final_result
+
+_MEDIA: Final = frozenset({"image", "audio", "video", "document"})
+
+_Growing = list[str] | ToolCallDraft | FilePart
+"""Text and thinking as their pieces, a tool call as its draft, a file as it is."""
+
+
+class ResponseParts:
+    """Takes what chunks say and appends events to ``events``. Nothing here waits."""
+
+    def __init__(self, parameters: ModelRequestParameters) -> None:
+        self.events: Final[deque[ModelResponseStreamEvent]] = deque()
+        self.final_result: FinalResultEvent | None = None
+        self._parameters: Final = parameters
+        self._splitter: Final = ThinkingSplitter()
+        self._parts: list[_Growing] = []
+        self._kinds: list[str] = []
+        self._calls: dict[str, ToolCallDraft] = {}
+        self._last_call: ToolCallDraft | None = None
+        self._last = -1
+        """Index of the part that was started last, which is not the newest when a call was replaced."""
+
+    def take(self, message: MessageChunk, number: int) -> None:
+        """What one chunk says; ``number`` is its ordinal in the answer, from 0.
+
+        Raises:
+            MalformedLineError: a file cannot be read.
+        """
+        content = message.get("content")
+        if isinstance(content, str):
+            self._say(self._splitter.feed(content))
+        elif content is not None:
+            for item in content:
+                self._take_item(item)
+        for position, call in enumerate(message.get("tool_calls") or ()):
+            self._take_call(call, f"chunk-{number}-tool-{position}")
+
+    def finish(self) -> None:
+        """The answer is over: what was held back is text after all, and the last part ends."""
+        self._say(self._splitter.flush())
+        self._end(None)
+
+    def snapshot(self) -> list[ModelResponsePart]:
+        """The parts so far."""
+        return [self._part(index) for index in range(len(self._parts))]
+
+    def _take_item(self, item: dict[str, Any]) -> None:
+        kind = item.get("type")
+        if kind in _MEDIA:
+            self._take_file(item)
+            return
+        data = item.get("data")
+        if kind != "text" or not isinstance(data, str):
+            raise MalformedLineError("a content part of an unknown type")
+        if not self._splitter.at_rest:
+            self._say(self._splitter.feed(data))
+            return
+        for text, thinking in whole_spans(data):
+            self._say(self._splitter.feed(text))
+            if thinking is not None:
+                self._say(self._splitter.flush())
+                if thinking:
+                    self._begin("thinking", [thinking])
+
+    def _take_file(self, item: dict[str, Any]) -> None:
+        if item.get("url"):
+            raise MalformedLineError("a file by address, where only its bytes can be taken")
+        encoded = item.get("base64_data")
+        if not encoded:
+            return
+        try:
+            data = b64decode("".join(encoded.split()), validate=True)
+        except (Base64Error, AttributeError, ValueError):
+            raise MalformedLineError("a file that is not base64") from None
+        media_type = item.get("mime_type")
+        if not isinstance(media_type, str) or not media_type:
+            raise MalformedLineError("a file without mime_type")
+        self._say(self._splitter.flush())
+        self._begin("file", FilePart(BinaryContent(data=data, media_type=media_type)))
+
+    def _take_call(self, call: ToolCallChunk, made_id: str) -> None:
+        given = call_id(call)
+        name, arguments = name_and_arguments(call)
+        draft = self._calls.get(given) if given else None
+        if not given and not name:
+            # A call without a name can never be made, so this is more of the one before.
+            draft = self._last_call if self._last_call and self._last_call.goes_on_with("") else None
+        if draft is None:
+            self._say(self._splitter.flush())
+            draft = ToolCallDraft(len(self._parts), given or made_id, name, arguments)
+            self._calls[draft.call_id] = self._last_call = draft
+            self._begin("tool-call", draft)
+            return
+        self._last_call = draft
+        if draft.goes_on_with(name):
+            draft.append(arguments)
+            delta = ToolCallPartDelta(args_delta=arguments, tool_call_id=draft.call_id)
+            self.events.append(PartDeltaEvent(index=draft.index, delta=delta))
+        else:
+            self._end("tool-call")
+            draft.begin(name or draft.name, arguments)
+            self._start(draft.index)
+
+    def _say(self, pieces: list[Piece]) -> None:
+        for thinking, text in pieces:
+            kind = "thinking" if thinking else "text"
+            index = len(self._parts) - 1
+            if index < 0 or self._kinds[index] != kind:
+                self._begin(kind, [text])
+                continue
+            growing = self._parts[index]
+            assert isinstance(growing, list)
+            growing.append(text)
+            delta = ThinkingPartDelta(content_delta=text) if thinking else TextPartDelta(text)
+            self.events.append(PartDeltaEvent(index=index, delta=delta))
+
+    def _begin(self, kind: str, part: _Growing) -> None:
+        """End the part before and start ``part``."""
+        self._end(kind)
+        self._parts.append(part)
+        self._kinds.append(kind)
+        self._start(len(self._parts) - 1)
+
+    def _start(self, index: int) -> None:
+        previous: Any = self._kinds[self._last] if self._last >= 0 else None
+        part = self._part(index)
+        self.events.append(PartStartEvent(index=index, part=part, previous_part_kind=previous))
+        self._last = index
+        if self.final_result is None:
+            self.final_result = final_result(part, self._parameters)
+            if self.final_result is not None:
+                self.events.append(self.final_result)
+
+    def _end(self, next_kind: str | None) -> None:
+        if self._last >= 0 and self._kinds[self._last] != "file":
+            following: Any = next_kind
+            part: Any = self._part(self._last)
+            self.events.append(PartEndEvent(index=self._last, part=part, next_part_kind=following))
+
+    def _part(self, index: int) -> ModelResponsePart:
+        growing = self._parts[index]
+        if isinstance(growing, FilePart):
+            return growing
+        if isinstance(growing, ToolCallDraft):
+            return ToolCallPart(growing.name, growing.arguments, growing.call_id)
+        text = "".join(growing)
+        growing[:] = [text]
+        return ThinkingPart(text) if self._kinds[index] == "thinking" else TextPart(text)

@@ -318,6 +318,11 @@ async def test_a_node_dies_and_comes_back():
             with pytest.raises(StoreUnavailableError):
                 await store.read_record(lost)
             await store.ping()
+            # Sweeps and reapers go on with what is there.
+            assert (await store.look([lost, kept, new])).keys() == {kept, new}
+            assert (await store.look([new]))[new] is None
+            with pytest.raises(StoreUnavailableError):
+                await store.look([lost])
             # A run that its owner's set cannot name is not created.
             with pytest.raises(StoreUnavailableError):
                 await store.create_run(running(new), Owner(lost, 1))
@@ -363,6 +368,38 @@ async def test_a_node_that_stops_answering_holds_the_others_up_once():
                 await answered(store, stuck)
                 await append_all(store, stuck, 3, 4)
             assert texts(await whole_log(store, stuck)) == texts(events(1, 4))
+
+
+async def test_leases_and_calls_in_flight_when_a_node_stops_answering():
+    with running_cluster(cluster_node_timeout="15000") as cluster:
+        async with open_redis_store(cluster.url, command_timeout=1) as store:
+            stuck, kept = await both_appended(store, cluster)
+            # The list of owners is on another node than the one that stops.
+            stopped = cluster.owner(stuck)
+            if cluster.owner("dify-agent:owners") is stopped:
+                stopped, kept = cluster.owner(kept), stuck
+            away, there = (cluster.run_ids(node, 1)[0] for node in (stopped, cluster.owner("dify-agent:owners")))
+            for owner in (away, there):
+                await store.heartbeat(Owner(owner, 1), 60)
+            caught = []
+            stopped.server.process.send_signal(signal.SIGSTOP)
+            try:
+                with trio.move_on_after(0.3) as scope:
+                    try:
+                        await store.append([batch(run, EventId(MS, 2), event(3)) for run in (away, there, kept)])
+                    except BaseException as error:
+                        caught.append(type(error))
+                        raise
+                assert scope.cancelled_caught
+                assert caught == [trio.Cancelled], "not a group"
+                assert await store.read_leases() == {away: None, there: True}
+                with trio.fail_after(0.5):
+                    await store.ping()
+            finally:
+                stopped.server.process.send_signal(signal.SIGCONT)
+            with trio.fail_after(5):
+                await answered(store, away)
+                assert await store.read_leases() == {away: True, there: True}
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["of a crashed node", "of a silent node"])

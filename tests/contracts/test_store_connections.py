@@ -1,11 +1,13 @@
 """Whose connections they are: lanes, time limits that keep what was answered, and a life as long as the body's."""
 
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 import trio
 from tests.contracts.store_support import (
     MS,
+    ONE_SERVER,
     OWNER,
     batch,
     events,
@@ -19,13 +21,14 @@ from tests.contracts.store_support import (
 
 from dify_agent.errors import StoreUnavailableError
 from dify_agent.protocol.event_id import START, EventId
+from dify_agent.store.connections import Connections, lasting_nursery, server_dial
 from dify_agent.store.deployments import open_executor
-from dify_agent.store.executor import RUN_CONNECTIONS, SERVICE_CONNECTIONS, Command, Lane
+from dify_agent.store.executor import LEAST_CONNECTIONS, SERVICE_CONNECTIONS, Command, Lane
 from dify_agent.store.keys import Keys
 from dify_agent.store.redis import RedisRunStore, open_redis_store
 from dify_agent.store.urls import parse_store_url
 
-LIMIT = SERVICE_CONNECTIONS + RUN_CONNECTIONS + 2
+LIMIT = LEAST_CONNECTIONS + 1
 
 
 async def all_gone(store_server, ids):
@@ -62,7 +65,7 @@ async def test_what_was_answered_in_time_stands(store, witness, store_server, pr
         proxy.arm(replies, cut=False)
         outcomes = await far.append(batches)
         assert outcomes[:known] == ["appended"] * known
-        assert [type(outcome) for outcome in outcomes[known:]] == [StoreUnavailableError] * (4 - known)
+        assert [isinstance(outcome, StoreUnavailableError) for outcome in outcomes[known:]] == [True] * (4 - known)
         assert all(outcome.sent for outcome in outcomes[known:])
         proxy.stall = False
         await store_server.recovered(far)
@@ -99,6 +102,25 @@ async def test_without_an_answer_it_is_unknown_and_in_the_queue_nothing_was_sent
         (True, "no answer within 0.1 s"),
         (True, "no answer within 0.1 s"),
     ]
+
+
+@ONE_SERVER
+async def test_a_connection_that_was_opened_while_all_were_broken_is_not_used(store_server):
+    """Where it leads was asked before: after a failover, to the old primary."""
+    url, dialled = parse_store_url(store_server.url), 0
+
+    async def dial():
+        nonlocal dialled
+        dialled += 1
+        if dialled == 1:
+            connections.discard(lent=True)
+        return await server_dial(url, None, 5)()
+
+    async with lasting_nursery() as nursery:
+        connections = Connections(nursery, dial, limits={Lane.REQUESTS: 1}, timeout=5)
+        for _ in range(3):
+            assert await connections.execute([Command(b"PING")]) == [b"PONG"]
+    assert dialled == 2
 
 
 # Lanes.
@@ -162,9 +184,39 @@ async def test_every_service_has_a_connection_although_two_wait(store_server, pr
             nursery.cancel_scope.cancel(reason="test over")
 
 
+async def test_a_store_that_has_stopped_is_still_sent_the_heartbeat(store_server, witness, prefix):
+    """Each of the other services has a call in flight that nobody answers, and none has the heartbeat's connection."""
+    run, lease = store_server.run_ids(1)[0], f"{prefix}:owners:{{{OWNER.id}}}:alive"
+    async with (
+        store_server.proxy() as proxy,
+        open_redis_store(proxy.url, prefix=prefix, max_connections=LIMIT) as store,
+        trio.open_nursery() as nursery,
+    ):
+        await store.create_run(running(run), OWNER)
+        async with trio.open_nursery() as opening:  # as many connections as there are services
+            for _ in range(SERVICE_CONNECTIONS):
+                opening.start_soon(store.read_inbox, OWNER, "0-0", 0.5)
+        proxy.stall = True
+        for call in (
+            partial(store.append, [batch(run, START, *events(1, 1))]),  # publisher
+            partial(store.read_inbox, OWNER, "0-0", 30),  # cancel inbox
+            partial(store.look, [run]),  # cancel sweep
+            partial(store.read_tails, OWNER, {run: START}, "0-0", 30),  # tail hub
+            partial(store.ring_doorbell, OWNER),  # tail bell
+            partial(store.read_owned, OWNER.id),  # reaper
+        ):
+            nursery.start_soon(call)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+        nursery.start_soon(store.heartbeat, OWNER, 30)
+        with trio.fail_after(2):
+            while not witness.exists(lease):  # noqa: ASYNC110 - another process's state
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel(reason="test over")
+
+
 async def test_a_limit_that_leaves_none_for_requests_is_refused():
-    with pytest.raises(ValueError, match="at least 8"):
-        async with open_redis_store("redis://localhost", max_connections=7):
+    with pytest.raises(ValueError, match="at least 10"):
+        async with open_redis_store("redis://localhost", max_connections=9):
             pass
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import trio
+from coredis.exceptions import ResponseError
 from tests.contracts.store_support import (
     MS,
     OWNER,
@@ -52,16 +53,74 @@ async def test_an_owners_runs(store, run):
 
 
 async def test_a_look_reads_record_owner_and_intent(store, run):
-    assert await store.look([run, "unknown"]) == {run: RunLook(running(run), OWNER, None)}
+    assert await store.look([run, "unknown"]) == {run: RunLook(running(run), OWNER, None), "unknown": None}
     await store.request_cancel(run, intent("user", "enough"))
     assert (await store.look([run]))[run].intent == intent("user", "enough")
     assert await store.look([]) == {}
 
 
-async def test_a_look_at_what_cannot_be_read(store, run, witness, prefix):
-    witness.set(f"{prefix}:runs:{{{run}}}:record", "{}", keepttl=True)
-    witness.set(f"{prefix}:runs:{{{run}}}:owner", "nonsense", keepttl=True)
-    assert await store.look([run]) == {run: RunLook(None, None, None)}
+@pytest.mark.parametrize("name", ["record", "owner", "cancel-intent"])
+async def test_a_look_at_what_cannot_be_read(store, run, witness, prefix, name):
+    """It says so of this run, and nothing else of the others."""
+    other, key = run_id(), f"{prefix}:runs:{{{run}}}:{name}"
+    await store.create_run(running(other), OWNER)
+    looks = {run: RunLook(None, None, None), other: RunLook(running(other), OWNER, None), "unknown": None}
+    bad = [b"{}", b"nonsense", "\u00b2:x".encode(), b"1:\xff", b"9" * 5000 + b":x", b"-1:x", b"1:", b":x"]
+    for text in bad:  # an intent is a stream: a text in its place is of the wrong type
+        witness.set(key, text, ex=600)
+        assert await store.look([run, other, "unknown"]) == looks
+    witness.delete(key)
+    witness.hset(key, "a", "hash")
+    witness.expire(key, 600)
+    assert await store.look([run, other, "unknown"]) == looks
+
+
+async def test_an_intent_of_a_wrong_type_is_none_among_many(store, run, witness, prefix):
+    other = run_id()
+    await store.create_run(running(other), OWNER)
+    await store.request_cancel(other, intent("user", "enough"))
+    witness.set(f"{prefix}:runs:{{{run}}}:cancel-intent", "a text", ex=600)
+    assert await store.read_intents([run, other]) == {other: intent("user", "enough")}
+    with pytest.raises(ResponseError, match="wrong kind"):
+        await store.read_intent(run)
+
+
+async def test_names_that_are_no_ids_are_left_out(store, run, witness, prefix):
+    await store.heartbeat(OWNER, 15)
+    witness.sadd(f"{prefix}:owners", b"\xff")
+    witness.sadd(f"{prefix}:owners:{{{OWNER.id}}}:runs", b"\xff")
+    assert await store.read_leases() == {OWNER.id: True}
+    assert await store.read_owned(OWNER.id) == [run]
+
+
+def make_empty_intent(witness, prefix, run):
+    """What is left when another program deletes the entries of a stream."""
+    key = f"{prefix}:runs:{{{run}}}:cancel-intent"
+    witness.xadd(key, {"payload": "{}"})
+    witness.xtrim(key, maxlen=0, approximate=False)
+    witness.expire(key, 600)
+    assert witness.exists(key)
+
+
+async def test_a_stream_without_entries_is_no_intent(store, run, witness, prefix):
+    make_empty_intent(witness, prefix, run)
+    assert await store.read_intent(run) is None
+    assert (await store.look([run]))[run] == RunLook(running(run), OWNER, None)
+    assert not (await store.finalize_cancel(terminal(run, "cancelled"))).applied
+    assert (await store.finalize(terminal(run, "succeeded"))).applied
+
+
+async def test_a_stream_without_entries_holds_no_verdict_up(store, run, witness, prefix):
+    make_empty_intent(witness, prefix, run)
+    assert await store.judge(verdict(run)) == "failed"
+
+
+async def test_a_cancel_is_accepted_although_there_is_a_stream_without_entries(store, run, witness, prefix):
+    make_empty_intent(witness, prefix, run)
+    await store.request_cancel(run, intent("user", "enough"))
+    assert await store.read_intent(run) == intent("user", "enough")
+    assert await store.judge(verdict(run)) == "intent"
+    assert (await store.finalize_cancel(terminal(run, "cancelled"))).applied
 
 
 async def test_a_verdict_fails_the_run_and_seals_its_log(store, run):
@@ -165,11 +224,15 @@ async def test_an_owner_is_forgotten_when_it_has_no_runs_and_was_not_seen_for_th
     assert await store.read_leases() == {OWNER.id: True}
 
 
-async def test_a_retired_owner_leaves_unfinished_runs_to_the_others(store, run):
+async def test_a_retired_owner_leaves_unfinished_runs_to_the_others(store, run, witness, prefix):
     await store.heartbeat(OWNER, 15)
     await store.retire(OWNER)
     assert await store.read_leases() == {OWNER.id: False}
     assert await store.read_owned(OWNER.id) == [run]
+    assert 50 < witness.ttl(f"{prefix}:owners:{{{OWNER.id}}}:seen") <= 60
     await store.release_runs(OWNER.id, [run])
-    await store.retire(OWNER)
+    await store.forget_owner(OWNER.id)
+    assert await store.read_leases() == {OWNER.id: False}, "a create of its may still be on its way"
+    witness.delete(f"{prefix}:owners:{{{OWNER.id}}}:seen")
+    await store.forget_owner(OWNER.id)
     assert await store.read_leases() == {}

@@ -46,7 +46,7 @@ async def world(store_server: StoreServer) -> AsyncIterator[World]:
     prefix = f"t-[{uuid.uuid4().hex}]"  # a prefix may look like a pattern
     async with (
         open_redis_store(store_server.url, prefix=prefix, retention_seconds=RETENTION, max_length=100) as store,
-        open_executor(parse_store_url(store_server.url), limit=8, timeout=5) as executor,
+        open_executor(parse_store_url(store_server.url), limit=10, timeout=5) as executor,
     ):
         world = World(store, executor, store_server.witness, prefix)
         await world.settle()

@@ -112,7 +112,7 @@ async def test_what_only_the_first_look_sees_is_not_reported(world: World) -> No
 
 
 async def test_a_store_that_does_not_answer_is_an_error(store_server: StoreServer) -> None:
-    async with open_executor(parse_store_url(store_server.nowhere), limit=8, timeout=1) as executor:
+    async with open_executor(parse_store_url(store_server.nowhere), limit=10, timeout=1) as executor:
         with pytest.raises(StoreUnavailableError):
             await Scan(ExecutorKeyspace(executor), Keys("p"), BOUNDS).run()
 
@@ -192,7 +192,7 @@ async def test_a_look_needs_no_right_to_write(store_server: StoreServer, world: 
     rights = ["+@read", "+eval_ro", "+evalsha_ro", "+ping", "+hello", "+auth", "+client"]
     store_server.witness.execute_command("ACL", "SETUSER", "reader", "on", ">secret", "~*", *rights)
     url = store_server.url.replace("unix://", "unix://reader:secret@")
-    async with open_executor(parse_store_url(url), limit=8, timeout=5) as executor:
+    async with open_executor(parse_store_url(url), limit=10, timeout=5) as executor:
         scan = Scan(ExecutorKeyspace(executor), world.keys, BOUNDS, recheck_seconds=0.01)
         assert {item.place for item in (await scan.run()).findings} == wanted
 

@@ -51,7 +51,7 @@ def prefix() -> str:
 async def scan(store: StoreServer, prefix: str, *, repair: bool = False) -> ScanResult:
     """As the command does it, with its pause before the second look."""
     keys = Keys(prefix)
-    async with open_executor(parse_store_url(store.url), limit=8, timeout=10) as executor:
+    async with open_executor(parse_store_url(store.url), limit=10, timeout=10) as executor:
         keyspace = ExecutorKeyspace(executor)
         examination = Scan(keyspace, keys, BOUNDS)
         result = await examination.run()
@@ -90,7 +90,7 @@ async def test_reapers_judge_what_is_handed_to_them(store: StoreServer, prefix: 
     with serving(store.url, prefix=prefix, owner_lease_seconds=LEASE) as server:
         async with (
             open_redis_store(store.url, prefix=prefix, retention_seconds=RETENTION) as opened,
-            open_executor(parse_store_url(store.url), limit=8, timeout=5) as executor,
+            open_executor(parse_store_url(store.url), limit=10, timeout=5) as executor,
             open_api(server) as api,
         ):
             live = await api.create(run_of(HANG))
@@ -121,7 +121,7 @@ def doctor(folder: Path, url: str, prefix: str, *options: str) -> "subprocess.Co
 async def test_the_command_from_end_to_end(store: StoreServer, prefix: str, tmp_path: Path) -> None:
     async with (
         open_redis_store(store.url, prefix=prefix, retention_seconds=RETENTION) as opened,
-        open_executor(parse_store_url(store.url), limit=8, timeout=5) as executor,
+        open_executor(parse_store_url(store.url), limit=10, timeout=5) as executor,
     ):
         world = World(opened, executor, store.witness, prefix)
         await world.settle()

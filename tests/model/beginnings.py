@@ -6,7 +6,7 @@ from functools import cache
 from tests.model.explore import Exploration, explore
 from tests.model.state import EVERY_KIND, Bounds, Label, Rules
 
-EVERYTHING = Bounds(events=2, late=EVERY_KIND, cut=True, ghost=True, expiry=True, thaw=True, leave=True)
+EVERYTHING = Bounds(events=2, late=EVERY_KIND, cut=True, ghost=True, expiry=True, thaw=True)
 BEGINNINGS = (
     (EVERYTHING, 20_000),
     (Bounds(events=1, late=EVERY_KIND), 30_000),

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 from tests.model import scripts
 from tests.model.state import ACTIVE, Bounds, Label, Rules, State, is_terminal, status_of
-from tests.model.world import Move, buried, call, create_on_its_way, renewed
+from tests.model.world import Move, buried, call, renewed
 
 CREATE_TRIES = 2
 
 
 def moves(s: State, rules: Rules, bounds: Bounds) -> Iterator[Move]:
     """What the owner can do now."""
-    if s.life in ("paused", "dead"):
+    if s.life in ("paused", "left", "dead"):
         return
     yield from _work(s, rules, bounds)
     reached = s if s.life == "up" else s._replace(up=False)
@@ -20,7 +20,7 @@ def moves(s: State, rules: Rules, bounds: Bounds) -> Iterator[Move]:
         yield label, after if s.life == "up" else after._replace(up=s.up)
     if s.life == "up" and s.up:
         yield from _heartbeat(s, rules)
-        yield from _retire(s, rules, bounds)
+        yield from _retire(s, rules)
         yield from _sweep(s)
 
 
@@ -148,14 +148,20 @@ def _released(s: State, rules: Rules) -> scripts.Answer:
     return s._replace(in_set=s.in_set and not ended, release=False), "ended" if ended else "left"
 
 
-def _retire(s: State, rules: Rules, bounds: Bounds) -> Iterator[Move]:
-    """It leaves after a drain, which does not wait for refused creates to be settled."""
-    if s.phase in ACTIVE or (create_on_its_way(s) and not bounds.leave):
+def _retire(s: State, rules: Rules) -> Iterator[Move]:
+    """It leaves after a drain, which does not wait for refused creates to be settled, and beats no more.
+
+    Its keys are deleted, then `seen` is shortened. That a cluster may do the second alone is left out: the lease only
+    holds the reapers off for a while.
+    """
+    if s.phase in ACTIVE:
         return
-    after = buried(_released(s, rules)[0] if s.release else s)._replace(lease=False, seen=False)
-    yield Label("retire", "cut"), after
-    listed = s.listed and after.in_set
-    yield Label("retire", "ok", "listed" if listed else "delisted"), after._replace(listed=listed)
+    gone = buried(_released(s, rules)[0] if s.release else s)._replace(lease=False)
+    if rules.leaves_at_once:
+        yield Label("retire"), gone._replace(seen=False, listed=s.listed and gone.in_set)
+        return
+    yield Label("retire", "cut"), gone
+    yield Label("retire"), gone._replace(life="left") if s.seen else gone
 
 
 def _sweep(s: State) -> Iterator[Move]:

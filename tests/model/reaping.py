@@ -27,7 +27,7 @@ def _watch(s: State, rules: Rules) -> Iterator[Move]:
     if not s.healthy and not rules.reaper_hasty:
         return
     if s.listed and not s.lease:
-        first = Stage("owner", "recheck" if s.in_set else "count", just=s.excused)
+        first = Stage("owner", "recheck" if s.in_set else "count")
         yield Label("reap", "ok", "some" if s.in_set else "none"), s._replace(stage=first)
     if s.ghost:
         yield Label("reap-ghost"), s._replace(stage=Stage("ghost", "look"))
@@ -67,9 +67,10 @@ def _go_on(s: State, stage: Stage, rules: Rules, bounds: Bounds) -> Iterator[Mov
         return
     match stage.step:
         case "recheck":
-            # Left out before the first hundred runs.
-            yield Label("recheck", "ok", "held" if s.lease else "gone"), _at(s, stage, None if s.lease else "look")
-            yield _look(s, stage, rules)
+            # Before each hundred runs, the first included.
+            found = s.lease and not rules.rechecks_late
+            after = _at(s, stage, None) if found else _at(s, stage, "look", just=s.excused)
+            yield Label("recheck", "ok", "held" if found else "gone"), after
         case "look":
             yield _look(s, stage, rules)
         case "forget" if stage.target == "ghost":
@@ -118,4 +119,6 @@ def _judge(s: State, stage: Stage, rules: Rules, bounds: Bounds) -> Iterator[Mov
         return _at(t, stage, "look", intent=False) if answer == "intent" else _at(t, stage, "forget", intent=False)
 
     ask = lambda t: scripts.verdict(t, rules, by=by, intent=stage.intent)  # noqa: E731
-    yield from call(s, action, ask, answered, lambda t: _lost(t, stage), message=message)
+    # One run's verdict that fails keeps the reaper from nothing else; the run stays in the set.
+    failed = lambda t: _at(t, stage, "count" if stage.target == "owner" else None, intent=False)  # noqa: E731
+    yield from call(s, action, ask, answered, failed, message=message)

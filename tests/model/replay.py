@@ -4,7 +4,7 @@ A reply that is lost is a call whose answer is dropped, a crash a replica that d
 the witness deletes, an outage a time in which nothing is called, a late request a call that is made later. Two
 operations are played command by command by the witness, so that others can come in between: the second half of a create
 that comes late, and `forget_owner` when it finds an owner to forget. The heartbeat's release and a replica's leaving
-are the source's own (`Heartbeat.release`, `retire`).
+are the source's own (`Heartbeat.release`, `retire`), a leaving that is cut short excepted.
 """
 
 import itertools
@@ -25,6 +25,7 @@ from dify_agent.store.lua import CREATE
 
 LEASE_SECONDS = 300.0
 RETENTION_SECONDS = 600
+LATE_SECONDS = 60
 LOCAL = frozenset(
     {
         "emit",
@@ -45,11 +46,11 @@ LOCAL = frozenset(
 _numbers = itertools.count(1)
 
 
-class EndedRun:
-    """The registry's view, as a heartbeat asks for it (`OwnRuns`): one run that has no actor any more."""
+class EndedRuns:
+    """The registry's view, as a heartbeat asks for it (`OwnRuns`): runs that have no actor any more."""
 
-    def __init__(self, run_id: str) -> None:
-        self.left = (run_id,)
+    def __init__(self, *run_ids: str) -> None:
+        self.left = run_ids
 
     def run_ids(self) -> tuple[str, ...]:
         return ()
@@ -128,7 +129,7 @@ class Replay:
             case "beat" | "touch" | "watch":
                 return partial(self._keep, action, s)
             case "retire":
-                return partial(self._retire, s, whole=label.network == "ok")
+                return partial(self._retire, s, label.network)
             case "expire" | "lease-expires" | "seen-expires" | "set-expires" | "other-set-expires":
                 return partial(self._expire, action)
             case "forget" | "drop":
@@ -182,32 +183,35 @@ class Replay:
         return "none" if await self._store.read_intent(self._run) is None else "intent"
 
     async def _told(self) -> str:
-        look = (await self._store.look([self._run])).get(self._run)
-        if look is None or look.record is None:
+        look = (await self._store.look([self._run]))[self._run]
+        if look is None:
             return "missing"
+        assert look.record is not None
         return "cancel" if look.intent is not None else look.record.status
 
     async def _release(self) -> str:
-        runs = EndedRun(self._run)
-        await Heartbeat(
-            self._store, self._owner, lease_seconds=LEASE_SECONDS, retention_seconds=RETENTION_SECONDS, runs=runs
-        ).release()
+        runs = EndedRuns(self._run)
+        await self._heartbeat(runs).release()
         assert not runs.left
-        look = (await self._store.look([self._run])).get(self._run)
+        look = (await self._store.look([self._run]))[self._run]
         return "left" if look is None or look.record is None or look.record.status == "running" else "ended"
 
-    async def _retire(self, s: State, *, whole: bool) -> str:
-        """All that a leaving replica does, or its commands up to `forget_owner`."""
-        if s.release:
-            await self._release()
-        if not whole:
-            keys, owner_id = self._keys, self._owner.id
-            self._witness.delete(
-                keys.alive(owner_id), keys.seen(owner_id), keys.inbox(owner_id), keys.doorbell(owner_id)
-            )
+    def _heartbeat(self, runs: EndedRuns) -> Heartbeat:
+        return Heartbeat(
+            self._store, self._owner, lease_seconds=LEASE_SECONDS, retention_seconds=RETENTION_SECONDS, runs=runs
+        )
+
+    async def _retire(self, s: State, network: str) -> str:
+        """All that a leaving replica does, or all but its last command."""
+        keys, owner_id = self._keys, self._owner.id
+        runs = EndedRuns(self._run) if s.release else EndedRuns()
+        if network == "ok":
+            await self._heartbeat(runs).retire()
+            assert not s.seen or 0 < self._witness.ttl(keys.seen(owner_id)) <= LATE_SECONDS
             return ""
-        await self._store.retire(self._owner)
-        return "listed" if self._witness.sismember(self._keys.owners, self._owner.id) else "delisted"
+        await self._heartbeat(runs).release()
+        self._witness.delete(keys.alive(owner_id), keys.inbox(owner_id), keys.doorbell(owner_id))
+        return ""
 
     async def _keep(self, action: str, s: State) -> str:
         store, owner = self._store, self._owner
@@ -237,12 +241,13 @@ class Replay:
         return ""
 
     async def _recheck(self, who: Owner) -> str:
-        return "held" if (await self._store.read_leases()).get(who.id) else "gone"
+        return "gone" if (await self._store.read_leases()).get(who.id) is False else "held"
 
     async def _look(self, who: Owner) -> str:
-        look = (await self._store.look([self._run])).get(self._run)
-        if look is None or look.record is None:
+        look = (await self._store.look([self._run]))[self._run]
+        if look is None:
             return "missing"
+        assert look.record is not None
         if look.record.status != "running":
             return "ended"
         assert look.owner == self._owner

@@ -38,7 +38,7 @@ class Stage(NamedTuple):
     """Whose set it works on: `owner`, `ghost` (a replica lost before the run's record was written), `own` (strays)."""
     step: str
     just: bool = True
-    """Whether the owner had been out of reach when its lease was found missing."""
+    """Whether the owner had been out of reach when its lease was last found missing."""
     intent: bool = False
 
 
@@ -67,7 +67,8 @@ class State(NamedTuple):
 
     # The owner.
     life: str = "up"
-    """`up`, `paused` (does nothing), `cut` (works, but reaches no store), `dead`."""
+    """`up`, `paused` (does nothing), `cut` (works, but reaches no store), `left` (dead, but `seen` stays for a minute,
+    because it has retired), `dead`."""
     excused: bool = False
     """History: it was paused, cut or dead since its last renewal."""
     phase: str = "creating"
@@ -101,13 +102,17 @@ class State(NamedTuple):
 class Rules(NamedTuple):
     """How the system behaves. The defaults are the design; every other value breaks it somewhere."""
 
-    # What the source once did, until this model showed that a run may stay running.
+    # What the source once did. This model shows that a run may stay running, or that a living owner is judged.
     releases_unended: bool = False
     """The heartbeat releases each run without an actor, not only those that have ended."""
     forgets_missing: bool = False
     """The reaper takes members without a record out of a lost owner's set."""
     delists: bool = False
     """A reaper takes an owner with an empty set out of the list, however long ago it renewed."""
+    leaves_at_once: bool = False
+    """A retired replica deletes its `seen` as well, and takes itself out of the list when its set is empty."""
+    rechecks_late: bool = False
+    """The reaper judges the first runs of an owner by the leases that it read at the beginning of its pass."""
 
     # Faults planted to see that the invariants can fail.
     drops_at_once: bool = False
@@ -127,6 +132,8 @@ class Rules(NamedTuple):
     reaper_hasty: bool = False
     """It judges without having seen the store healthy for a lease."""
     reaper_idle: bool = False
+    seen_too_short: bool = False
+    """A retired replica's `seen` may be gone while a create of its own is on its way."""
     record_first: bool = False
     """Create writes the record before the owner's set."""
 
@@ -145,8 +152,6 @@ class Bounds(NamedTuple):
     # What the design does not stand (`test_exploration.py`, `LIMITS`).
     thaw: bool = False
     """An owner is out of reach for a whole retention, and goes on with a create after it."""
-    leave: bool = False
-    """A replica leaves while a refused create of its own is on its way to the store."""
 
     def late_message(self, *message: str | int | bool) -> tuple[str | int | bool, ...]:
         """What the network may hold of a request: ``message``, if it is of a kind that comes late."""

@@ -68,7 +68,7 @@ def create_on_its_way(s: State) -> bool:
 def moves(s: State, rules: Rules, bounds: Bounds) -> Iterator[Move]:
     """Everything that is no process's own doing."""
     yield from _owner_fate(s, bounds)
-    yield from _store_fate(s)
+    yield from _store_fate(s, rules)
     if bounds.expiry:
         yield from _retention(s, bounds)
     if s.late and s.up:
@@ -89,7 +89,7 @@ def _owner_fate(s: State, bounds: Bounds) -> Iterator[Move]:
         yield Label("resume"), s._replace(life="up")
     elif s.life == "cut":
         yield Label("heal"), s._replace(life="up")
-    if s.life != "dead":
+    if s.life not in ("left", "dead"):
         yield Label("crash"), buried(s)
 
 
@@ -111,19 +111,23 @@ def buried(s: State) -> State:
     )
 
 
-def _store_fate(s: State) -> Iterator[Move]:
+def _store_fate(s: State, rules: Rules) -> Iterator[Move]:
     if not s.up:
         yield Label("up"), s._replace(up=True)
     else:
         # Every reaper that looks sees it; a break too short for that is a lost message.
         yield Label("down"), s._replace(up=False, healthy=False)
     if s.lease and (s.life != "up" or not s.up):
-        yield Label("lease-expires"), s._replace(lease=False)
+        # An outage that costs a healthy owner its lease is so long that a reaper meets it within its pass.
+        yield Label("lease-expires"), s._replace(lease=False, stage=s.stage if s.excused else None)
+    # A retired replica's: after a minute, which is longer than any request of its own is late.
+    if s.life == "left" and (rules.seen_too_short or not create_on_its_way(s)):
+        yield Label("seen-expires"), s._replace(life="dead", seen=False)
 
 
 def _retention(s: State, bounds: Bounds) -> Iterator[Move]:
     """Keys that nobody has renewed for a retention are gone. It is longer than any request is late or a pass lasts."""
-    if s.late or s.stage is not None:
+    if s.late or s.stage is not None or s.life == "left":
         return
     # A living owner touches its run's keys.
     if s.record != "-" and s.strays is None and not (s.life == "up" and s.phase in ACTIVE):

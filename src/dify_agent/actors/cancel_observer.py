@@ -65,8 +65,7 @@ class CancelObserver:
         # Asked before the look: only a run that had an event then must have a record now.
         stored = [run_id for run_id in self._own_runs() if self._has_events(run_id)]
         looks = await self._store.look(stored) if stored else {}
-        for run_id in stored:
-            look = looks.get(run_id)
+        for run_id, look in looks.items():
             if look is None or look.record is None:
                 self._tell(run_id, Stop(StopKind.RECORD_LOST))
             elif look.record.status != "running":

@@ -11,6 +11,7 @@ from dify_agent.concurrency.groups import first_error
 from dify_agent.errors import Reason, RunFailedError
 from dify_agent.protocol.schemas import RunFailureType
 
+MAX_ERROR_CHARACTERS: Final = 8 * 1024
 RATE_LIMITED: Final = 429
 RATE_LIMIT_REASON: Final = "InvokeRateLimitError"
 
@@ -42,12 +43,20 @@ def overdue(phase: Phase, bounds: RunBounds) -> Failed:
     return describe_failure(error)
 
 
+def bounded(text: str) -> str:
+    """``text``, cut where it would fill the record, the log and every answer about the run: Pydantic lists each of a
+    hundred thousand violations, and names are quoted whole."""
+    if len(text) <= MAX_ERROR_CHARACTERS:
+        return text
+    return f"{text[:MAX_ERROR_CHARACTERS]}… ({len(text) - MAX_ERROR_CHARACTERS} more characters)"
+
+
 def describe_failure(error: BaseException) -> Failed:
     """The failure of a run: text, stable type, reason."""
     error = first_error(error)
-    text = str(error) or type(error).__name__
+    text = bounded(str(error)) or type(error).__name__
     if not isinstance(error, Exception):
-        text = f"The run's work was ended by {type(error).__name__}: {error}"
+        text = bounded(f"The run's work was ended by {type(error).__name__}: {error}")
     if isinstance(error, UsageLimitExceeded | RunDeadlineExceededError):
         return Failed(text, error_type=RunFailureType.AGENT_RUN_LIMIT_EXCEEDED)
     if isinstance(error, RunFailedError):
@@ -65,5 +74,6 @@ def _model_failure(error: ModelHTTPError) -> Failed:
         if isinstance(message, str) and message:
             if isinstance(kind, str) and kind:
                 reason = kind
-            return Failed(message, reason=reason)
-    return Failed(f"status_code: {error.status_code}, model_name: {error.model_name}, body: {body}", reason=reason)
+            return Failed(bounded(message), reason=reason)
+    text = f"status_code: {error.status_code}, model_name: {error.model_name}, body: {body}"
+    return Failed(bounded(text), reason=reason)

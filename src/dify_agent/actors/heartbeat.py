@@ -1,5 +1,6 @@
 """The heartbeat: renews this replica's lease, keeps its live runs' keys from expiring, and tidies its set of runs."""
 
+import math
 from collections.abc import Iterable
 from typing import Final, Protocol
 
@@ -49,6 +50,8 @@ class Heartbeat:
         self._runs = runs
         self._touched: float | None = None
         """When the live runs were last touched (`trio.current_time`); outlives a restart of the service."""
+        self._beating = trio.Lock()
+        self._retired = False
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Started after the first beat: a run must not be created before its owner is known to be alive.
@@ -64,17 +67,43 @@ class Heartbeat:
         pause = self._beat_seconds
         while True:
             await trio.sleep(pause)
+            async with self._beating:
+                pause = await self._beat()
+
+    async def _beat(self) -> float:
+        """Renew the lease, then tend the runs; how long to wait for the next."""
+        if self._retired:
+            return math.inf
+        try:
+            await self._store.heartbeat(self._owner, self._lease_seconds)
+        except StoreUnavailableError as error:
+            # Renew at once when the store is back: a lease judged late is a healthy run lost.
+            _log.warning("lease not renewed", owner=self._owner.id, cause=error.cause)
+            return min(RETRY_SECONDS, self._beat_seconds)
+        # Neither of the two keeps the other from its turn, nor the lease: on a cluster one node may be away.
+        for tend in (self._touch, self.release):
             try:
-                await self._store.heartbeat(self._owner, self._lease_seconds)
-                if trio.current_time() - self._touched >= self._touch_seconds - self._beat_seconds / 2:
-                    await self._store.touch_runs(self._owner, self._runs.run_ids())
-                    self._touched = trio.current_time()
-                await self.release()
-                pause = self._beat_seconds
+                await tend()
             except StoreUnavailableError as error:
-                # Renew at once when the store is back: a lease judged late is a healthy run lost.
-                pause = min(RETRY_SECONDS, self._beat_seconds)
-                _log.warning("lease not renewed", owner=self._owner.id, cause=error.cause)
+                _log.warning("runs not tended, tried again with the next beat", owner=self._owner.id, cause=error.cause)
+        return self._beat_seconds
+
+    async def _touch(self) -> None:
+        assert self._touched is not None
+        if trio.current_time() - self._touched >= self._touch_seconds - self._beat_seconds / 2:
+            await self._store.touch_runs(self._owner, self._runs.run_ids())
+            self._touched = trio.current_time()
+
+    async def retire(self) -> None:
+        """Beat no more, and delete the owner's own keys. What could not be ended stays for the other replicas.
+
+        Raises:
+            StoreUnavailableError: the keys were not deleted, they expire.
+        """
+        async with self._beating:
+            self._retired = True
+            await self.release()
+            await self._store.retire(self._owner)
 
     async def release(self) -> None:
         """Take finished runs out of the owner's set: all of a beat in one round trip, none in a run's own path.
@@ -91,7 +120,11 @@ class Heartbeat:
         released = False
         try:
             looks = await self._store.look(ended)
-            over = [run_id for run_id, look in looks.items() if look.record and look.record.status != "running"]
+            over = [
+                run_id
+                for run_id, look in looks.items()
+                if look is not None and look.record is not None and look.record.status != "running"
+            ]
             await self._store.release_runs(self._owner.id, over)
             released = True
         finally:

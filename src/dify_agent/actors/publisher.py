@@ -38,6 +38,8 @@ RUN_SHARE: Final = 16
 """One run may hold a sixteenth of the process's queue, so a run that floods waits alone."""
 KEEP_SECONDS: Final = 2.0
 """How long acknowledged events are kept: a failover may lose those that the new primary had not got yet (R21)."""
+KEEP_SHARE: Final = 4
+"""All runs together keep at most a quarter of what the queue may hold; the oldest go first."""
 RETRY_FIRST_SECONDS: Final = 0.05
 RETRY_MOST_SECONDS: Final = 1.0
 
@@ -72,9 +74,6 @@ class RunLog:
         self._in_flight: AppendBatch | None = None
         self._offered = START
         self._stored = START
-        self._kept: deque[tuple[float, AppendBatch]] = deque()
-        """Acknowledged batches and when they were; at least the last one, at most a share of the queue."""
-        self._kept_bytes = 0
         self._budget = ByteBudget(max(1, publisher.budget.limit // RUN_SHARE))
         self._settled = trio.lowlevel.ParkingLot()
         self._outage_told = False
@@ -134,7 +133,7 @@ class RunLog:
         if outcome == "appended":
             self._stored = batch.events[-1].id
             self.live.extend(event for event in batch.events if event.id > self.live.top)
-            self._keep(batch)
+            self._publisher.keep(batch)
         else:
             self.lose(_LOST[outcome], f"append answered {outcome}")
 
@@ -146,25 +145,18 @@ class RunLog:
         """
         if self._in_flight is None or top >= self._in_flight.expected_top:
             return None
-        lost = tuple(event for _, batch in self._kept for event in batch.events if event.id > top)
+        before = self._in_flight.expected_top  # a second failover may have cut into what was put in front before
+        kept = self._publisher.kept(self.run_id)
+        lost = tuple(event for batch in kept for event in batch.events if top < event.id <= before)
         _log.warning(
             "acknowledged events were lost by the store, they are written again",
             run_id=self.run_id,
-            lost=self._in_flight.expected_top.n - top.n,
+            lost=before.n - top.n,
             written=len(lost),
         )
         self._take(sum(len(event.payload) for event in lost))
         self._in_flight = AppendBatch(self.run_id, top, (*lost, *self._in_flight.events))
         return self._in_flight
-
-    def _keep(self, batch: AppendBatch) -> None:
-        now = trio.current_time()
-        self._kept.append((now, batch))
-        self._kept_bytes += batch_bytes(batch)
-        while len(self._kept) > 1 and (
-            self._kept[0][0] < now - KEEP_SECONDS or self._kept_bytes > self._publisher.budget.limit // RUN_SHARE
-        ):
-            self._kept_bytes -= batch_bytes(self._kept.popleft()[1])
 
     def refuse(self, error: Exception) -> None:
         """Take a refusal that no repeat would change for the batch in flight."""
@@ -236,11 +228,29 @@ class Publisher:
         self._ready: dict[RunLog, None] = {}
         self._stuck: dict[RunLog, float] = {}
         """Logs whose batch was not taken, and since when."""
+        self._kept: deque[tuple[float, AppendBatch]] = deque()
+        """Acknowledged batches of all runs, and when they were. Not their logs: one would hold the actor of a run that
+        has ended, for as long as this replica is idle."""
+        self._kept_bytes = 0
         self._stuck_since = 0.0
         self._retry_at = 0.0
         self._pause = RETRY_FIRST_SECONDS
         self._bell = trio.Event()
         self._given_up = False
+
+    def keep(self, batch: AppendBatch) -> None:
+        """Remember an acknowledged batch for a while."""
+        now = trio.current_time()
+        self._kept.append((now, batch))
+        self._kept_bytes += batch_bytes(batch)
+        while self._kept and (
+            self._kept[0][0] < now - KEEP_SECONDS or self._kept_bytes > self.budget.limit // KEEP_SHARE
+        ):
+            self._kept_bytes -= batch_bytes(self._kept.popleft()[1])
+
+    def kept(self, run_id: str) -> list[AppendBatch]:
+        """The batches of a run that were acknowledged not long ago, oldest first."""
+        return [batch for _, batch in self._kept if batch.run_id == run_id]
 
     @property
     def stuck_runs(self) -> int:
@@ -309,7 +319,7 @@ class Publisher:
             logs = [log for log, _ in chosen]
             outcomes = await self._append([batch for _, batch in chosen])
             if "gap" in outcomes:
-                outcomes = [await self._mended(*answer) for answer in zip(logs, outcomes, strict=True)]
+                outcomes = await self._mended(logs, outcomes)
             self._take_answers(logs, outcomes)
         if self._ready:
             self._bell.set()
@@ -339,16 +349,31 @@ class Publisher:
         except StoreUnavailableError as error:
             return [error] * len(batches)
 
-    async def _mended(self, log: RunLog, outcome: AppendOutcome | Exception) -> AppendOutcome | Exception:
-        """After a failover the store may have less than it had acknowledged: append that again (decision R21)."""
-        if outcome != "gap":
-            return outcome
+    async def _mended(
+        self, logs: Sequence[RunLog], outcomes: Sequence[AppendOutcome | Exception]
+    ) -> Sequence[AppendOutcome | Exception]:
+        """After a failover the store may have less than it had acknowledged: append that again (decision R21).
+
+        Two round trips for all logs together: the others' events wait meanwhile.
+        """
+        mended = list(outcomes)
+        gaps = [index for index, outcome in enumerate(outcomes) if outcome == "gap"]
+        unavailable = StoreUnavailableError("the newest event of a log could not be read")
         try:
-            top = await self._store.read_top(log.run_id)
+            tops = await self._store.read_tops([logs[index].run_id for index in gaps])
         except StoreUnavailableError as error:
-            return error
-        batch = log.step_back(top)
-        return outcome if batch is None else (await self._append([batch]))[0]
+            tops, unavailable = {}, error
+        repeated: dict[int, AppendBatch] = {}
+        for index in gaps:
+            top = tops.get(logs[index].run_id)
+            if top is None:
+                mended[index] = unavailable
+            elif (batch := logs[index].step_back(top)) is not None:
+                repeated[index] = batch
+        if repeated:
+            for index, outcome in zip(repeated, await self._append(list(repeated.values())), strict=True):
+                mended[index] = outcome
+        return mended
 
     def _take_answers(self, logs: Sequence[RunLog], outcomes: Sequence[AppendOutcome | Exception]) -> None:
         unanswered: dict[RunLog, StoreUnavailableError] = {}

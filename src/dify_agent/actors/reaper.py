@@ -76,25 +76,35 @@ class Reaper:
     async def _look(self) -> None:
         leases = await self._store.read_leases()
         now = trio.current_time()
-        if self._healthy_since is None or now - self._seen_at > BREAK_POLLS * self._poll_seconds:
+        if not self._has_watched():
             self._healthy_since = now
-        self._seen_at = now
-        if now - self._healthy_since < self._lease_seconds:
+        if self._healthy_since is None or now - self._healthy_since < self._lease_seconds:
             return
         self._again_at = {owner_id: at for owner_id, at in self._again_at.items() if leases.get(owner_id) is False}
         for owner_id, held in leases.items():
-            if not held and owner_id != self._owner.id and now >= self._again_at.get(owner_id, now):
+            if held is False and owner_id != self._owner.id and now >= self._again_at.get(owner_id, now):
                 await self._reap(owner_id)
         await self._reap_strays()
         self._seen_at = trio.current_time()  # judging many runs takes time, and every answer was one of the store
+
+    def _has_watched(self) -> bool:
+        """Whether the store has answered without a break until now. Call it when it has answered."""
+        now = trio.current_time()
+        watched = self._healthy_since is not None and now - self._seen_at <= BREAK_POLLS * self._poll_seconds
+        self._seen_at = now
+        if not watched:
+            self._healthy_since = None
+        return watched
 
     async def _reap(self, owner_id: str) -> None:
         run_ids = await self._store.read_owned(owner_id)
         if run_ids and owner_id not in self._again_at:
             _log.warning("owner lost, its runs are judged", owner=owner_id, runs=len(run_ids))
         for start in range(0, len(run_ids), JUDGED_AT_ONCE):
-            # It may have come back while others of its runs were judged.
-            if start and (await self._store.read_leases()).get(owner_id):
+            # It may have come back while others, or others of its runs, were judged.
+            held = (await self._store.read_leases()).get(owner_id)
+            # Frozen in the middle of a pass, this process may be awake again before the owner could renew.
+            if held is not False or not self._has_watched():
                 return
             await self._judge(owner_id, run_ids[start : start + JUDGED_AT_ONCE])
         # What is left has no record. It stays in the set until that expires: a frozen owner may yet write the record.
@@ -108,25 +118,45 @@ class Reaper:
         strays = {run_id for run_id in await self._store.read_owned(self._owner.id) if run_id not in active}
         self._strays = {run_id: self._strays.get(run_id, now) for run_id in strays}
         # Not at once: a run that has just begun or ended is on its way into the set or out of it.
-        settled = [run_id for run_id, since in self._strays.items() if since < now]
-        await self._judge(self._owner.id, sorted(settled))
+        settled = sorted(run_id for run_id, since in self._strays.items() if since < now)
+        missing = await self._judge(self._owner.id, settled)
         # A create that was refused may have left its entry; by now nothing of it is on its way to the store.
-        old = [run_id for run_id in settled if self._strays[run_id] < now - STRAY_SECONDS]
+        old = [run_id for run_id in missing if self._strays[run_id] < now - STRAY_SECONDS]
         if old:
             await self._store.release_runs(self._owner.id, old)
 
-    async def _judge(self, owner_id: str, run_ids: Sequence[str]) -> None:
-        """End those of the runs that are running and belong to the owner; it has none of those with a record then."""
+    async def _judge(self, owner_id: str, run_ids: Sequence[str]) -> list[str]:
+        """End those of the runs that are running and belong to the owner; it has none of those with a record then.
+
+        Returns:
+            The runs that have no record.
+        """
         looks = await self._store.look(run_ids) if run_ids else {}
+        over: list[str] = []
+        failures = 0
         for run_id, look in looks.items():
+            if look is None:
+                continue
             if look.record is None:
                 _log.error("record of a lost owner's run cannot be read, it is left alone", run_id=run_id)
             elif look.record.status == "running" and (look.owner is None or look.owner.id == owner_id):
-                outcome = await self._end(run_id, look)
+                try:
+                    outcome = await self._end(run_id, look)
+                except Exception as error:
+                    # One run, or one node of a cluster, must not keep the others from their verdicts.
+                    failures += 1
+                    if failures >= TRIES and isinstance(error, StoreUnavailableError):
+                        raise
+                    _log.warning("run not judged, it is tried again", run_id=run_id, owner=owner_id, exc_info=error)
+                    continue
                 self._metrics.verdict(outcome)
                 _log.warning("run judged, its owner is lost", run_id=run_id, owner=owner_id, outcome=outcome)
-        if looks:
-            await self._store.release_runs(owner_id, list(looks))
+                if outcome == "intent":
+                    continue
+            over.append(run_id)
+        if over:
+            await self._store.release_runs(owner_id, over)
+        return [run_id for run_id, look in looks.items() if look is None]
 
     async def _end(self, run_id: str, look: RunLook | None) -> VerdictOutcome:
         outcome: VerdictOutcome = "missing"
@@ -142,10 +172,13 @@ class Reaper:
     def _verdict(self, run_id: str, look: RunLook) -> Verdict:
         record, now = look.record, datetime.now(UTC)
         assert record is not None, "only a readable record is judged"
-        text = (
-            f"The replica that executed this run was lost: no heartbeat for {self._lease_seconds:g} seconds "
-            "(DIFY_AGENT_OWNER_LEASE_SECONDS). The run's result and snapshot are lost with it."
-        )
+        if look.owner == self._owner:
+            text = "The replica that executed this run failed to end it. The run's result and snapshot are lost."
+        else:
+            text = (
+                f"The replica that executed this run was lost: no heartbeat for {self._lease_seconds:g} seconds "
+                "(DIFY_AGENT_OWNER_LEASE_SECONDS). The run's result and snapshot are lost with it."
+            )
         failed = failure_terminal(record, now, Failed(text, reason=Reason.OWNER_LOST))
         cancelled = None if look.intent is None else cancellation_terminal(record, now, look.intent)
         return Verdict(run_id, look.owner, failed, cancelled)

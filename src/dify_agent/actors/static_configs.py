@@ -8,6 +8,8 @@ from pydantic_core import from_json
 from dify_agent.protocol.execution_context import DIFY_EXECUTION_CONTEXT_LAYER_TYPE_ID
 from dify_agent.protocol.schemas import CreateRunRequest
 
+MAX_CONFIG_TEXT: Final = 64 * 1024
+"""A config that is a longer JSON text is not read here: parsing it would hold up every other run."""
 NO_TENANT: Final = ""
 """Stands for the one bucket of all requests without a tenant."""
 
@@ -19,6 +21,8 @@ def config_members(config: Any) -> dict[str, Any] | None:
     if isinstance(config, BaseModel):
         config = config.model_dump(warnings=False)
     if isinstance(config, str | bytes):
+        if len(config) > MAX_CONFIG_TEXT:
+            return None
         try:
             config = from_json(config)
         except ValueError:

@@ -19,10 +19,11 @@ from dify_agent.doctor.scan import Scan, ScanResult
 from dify_agent.errors import StoreUnavailableError
 from dify_agent.settings import ENV_PREFIX, ServerSettings
 from dify_agent.store.deployments import open_executor
+from dify_agent.store.executor import LEAST_CONNECTIONS
 from dify_agent.store.keys import Keys
 from dify_agent.store.urls import parse_store_url
 
-CONNECTIONS = 8
+CONNECTIONS = LEAST_CONNECTIONS
 """The least that the store's lanes allow; the doctor uses one at a time."""
 ANSWER_SECONDS = 10.0
 """For one round trip. A look at many large events takes longer than what replicas ask."""

@@ -7,6 +7,7 @@ is told from a replica that a change has broken.
 import os
 import subprocess
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -113,8 +114,8 @@ class ReloadedReplica:
 
 
 def report_port(descriptor: int, port: int) -> None:
-    """The child's side: say which port it listens on, once."""
-    with os.fdopen(descriptor, "w") as report:
+    """The child's side: say which port it listens on, once. A parent that is gone is no failure of the child's."""
+    with suppress(BrokenPipeError), os.fdopen(descriptor, "w") as report:
         report.write(f"{port}\n")
 
 

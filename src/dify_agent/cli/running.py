@@ -22,7 +22,7 @@ from dify_agent.cli.reloading import ReloadedReplica, report_port
 from dify_agent.cli.workers import Inherited, Workers
 from dify_agent.concurrency.groups import first_error
 from dify_agent.http.server import Address, bind
-from dify_agent.main import ExitStatus, Listen, serve
+from dify_agent.main import STOP_SIGNALS, ExitStatus, Listen, serve
 from dify_agent.metrics import SHARED_FOLDER
 from dify_agent.settings import ServerSettings
 from dify_agent.store.embedded import embedded_valkey
@@ -77,7 +77,7 @@ async def _serve_by_workers(host: str, port: int, *, count: int) -> int:
     sockets = bind(host, port)
     with (
         tempfile.TemporaryDirectory(prefix="dify-agent-metrics-") as metrics,
-        trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals,
+        trio.open_signal_receiver(*STOP_SIGNALS) as signals,
     ):
         workers = Workers(count, sockets, {**os.environ, SHARED_FOLDER: metrics}, stop_seconds=settings.shutdown_limit)
         return await workers.run(signals)

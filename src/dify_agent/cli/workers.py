@@ -24,7 +24,7 @@ from dify_agent.supervisor.specs import RestartBudget, RestartCounter
 
 BUDGET: Final = RestartBudget(restarts=10, seconds=60.0, first_pause_seconds=0.1, most_pause_seconds=5.0)
 """Of one worker. One that ends more often will not get better: the others drain, and somebody starts them again."""
-KILL_SECONDS: Final = 10.0
+KILL_SECONDS: Final = 3.0
 """After its own watchdog a worker is given so much longer; then it is killed."""
 _LONGEST_REPORT: Final = 16
 _SIGNALLED: Final = 128
@@ -95,9 +95,9 @@ class Workers:
                 with self._patience:
                     await self._keep_all()
             finally:
-                patience = KILL_SECONDS if self._stopping.is_set() else self._stop_seconds
+                spent = self._patience.cancelled_caught
                 self._stop()
-                with trio.move_on_after(patience, shield=True):
+                with trio.move_on_after(0 if spent else self._stop_seconds + KILL_SECONDS, shield=True):
                     for process in list(self._running.values()):
                         await process.wait()
                 self._kill()
@@ -121,7 +121,11 @@ class Workers:
         counter = RestartCounter(BUDGET)
         listened = False
         while not self._stopping.is_set():
-            status, has_listened = await self._live(number, None if listened else task_status)
+            try:
+                status, has_listened = await self._live(number, None if listened else task_status)
+            except OSError as error:  # no process or descriptor left on this machine, which may pass
+                _log.error("worker not started", worker=number, problem=error.strerror)
+                status, has_listened = ExitStatus.START_FAILED, False
             if not listened and not has_listened:
                 task_status.started()
             listened |= has_listened

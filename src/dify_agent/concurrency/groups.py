@@ -5,6 +5,7 @@ Trio's groups are strict. A few of our APIs promise a single error, because the 
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import trio
 
@@ -33,6 +34,22 @@ def first_error(error: BaseException) -> BaseException:
 def holds_cancelled(error: BaseException) -> bool:
     """Whether a ``trio.Cancelled`` is among the leaves."""
     return any(isinstance(leaf, trio.Cancelled) for leaf in leaves(error))
+
+
+@contextmanager
+def plain_cancellation() -> Iterator[None]:
+    """Put around a nursery that is nobody's business: cancelled, it raises one `trio.Cancelled` and no group of them.
+
+    A caller that has something to do when it is cancelled writes ``except trio.Cancelled``, and no group is caught by
+    that. A group that holds anything else is let through.
+    """
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        found = list(leaves(group))
+        if all(isinstance(leaf, trio.Cancelled) for leaf in found):
+            raise found[0] from None
+        raise
 
 
 def must_leave(error: BaseException) -> bool:

@@ -25,7 +25,7 @@ RECHECK_SECONDS: Final = 2.5
 RUNS_AT_ONCE: Final = 25
 KEYS_AT_ONCE: Final = 250
 
-_OWNER_TYPES: Final = {"alive": "string", "runs": "set", "inbox": "stream", "doorbell": "stream"}
+_OWNER_TYPES: Final = {"alive": "string", "seen": "string", "runs": "set", "inbox": "stream", "doorbell": "stream"}
 
 
 @dataclass(slots=True)
@@ -194,7 +194,7 @@ class _Classifier:
         prefix = re.escape(keys.prefix)
         self._owners = keys.owners
         self._run = re.compile(rf"{prefix}:runs:\{{(.+)\}}:(record|events|owner|cancel-intent)", re.DOTALL)
-        self._owner = re.compile(rf"{prefix}:owners:\{{(.+)\}}:(alive|runs|inbox|doorbell)", re.DOTALL)
+        self._owner = re.compile(rf"{prefix}:owners:\{{(.+)\}}:(alive|seen|runs|inbox|doorbell)", re.DOTALL)
         self._claim = re.compile(rf"{prefix}:idempotency:\{{.+\}}", re.DOTALL)
 
     def sort(self, keys: Sequence[str]) -> _Names:

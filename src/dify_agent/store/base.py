@@ -166,7 +166,7 @@ class RunLook:
     """A run as a reaper or a sweep sees it: three keys, read in one step."""
 
     record: RunStatusResponse | None
-    """None: there is a record, but it cannot be read."""
+    """None: it cannot be read, or the owner or the intent cannot; then all three are None."""
     owner: Owner | None
     intent: CancelIntent | None
 
@@ -233,11 +233,13 @@ class RunStore(Protocol):
     async def append(self, batches: Sequence[AppendBatch]) -> Sequence[AppendOutcome | Exception]:
         """Append several batches of different runs in one round trip; one result per batch, in order.
 
-        A batch whose outcome is unknown gets a `StoreUnavailableError` in its place; the others stand.
+        A batch whose outcome is unknown gets a `StoreUnavailableError` in its place, one that cannot be appended (its
+        ids do not ascend, say) the reason; the others stand.
         """
 
-    async def read_top(self, run_id: str) -> EventId:
-        """Id of the newest event in the run's log, `START` when it has none."""
+    async def read_tops(self, run_ids: Sequence[str]) -> dict[str, EventId]:
+        """Id of the newest event in each run's log, `START` when it has none; those that could not be read are left
+        out."""
 
     async def finalize(self, terminal: Terminal) -> FinalizeOutcome:
         """End the run as succeeded or failed, unless it has ended or an intent exists. Seals the log.
@@ -264,7 +266,11 @@ class RunStore(Protocol):
         """The run's accepted intent, if any."""
 
     async def read_intents(self, run_ids: Sequence[str]) -> dict[str, CancelIntent]:
-        """The accepted intents among many runs: the sweep."""
+        """The accepted intents among many runs.
+
+        Only those that the store answered for: some of its servers may be away, and what is no stream holds no intent.
+        Raises `StoreUnavailableError` when nothing at all was answered.
+        """
 
     async def read_events(
         self, run_id: str, after: EventId, limit: int, max_bytes: int = DEFAULT_PAGE_BYTES
@@ -280,16 +286,24 @@ class RunStore(Protocol):
         """Renew the owner's lease and the life of its keys."""
 
     async def touch_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
-        """Refresh the TTL of live runs, so that a silent one outlives the retention."""
+        """Refresh the TTL of live runs, so that a silent one outlives the retention. An error says that some were not
+        refreshed; the others were."""
 
     async def release_runs(self, owner_id: str, run_ids: Sequence[str]) -> None:
         """Take runs that have ended out of their owner's set."""
 
-    async def look(self, run_ids: Sequence[str]) -> dict[str, RunLook]:
-        """Each run's record, owner and intent; runs without a record are left out."""
+    async def look(self, run_ids: Sequence[str]) -> dict[str, RunLook | None]:
+        """Each run's record, owner and intent; None: there is no record.
 
-    async def read_leases(self) -> dict[str, bool]:
-        """Every owner that may have runs, and whether its lease holds."""
+        Only runs that the store answered for are there: some of its servers may be away. A run whose keys cannot be
+        read has a look with nothing in it. Raises `StoreUnavailableError` when nothing at all was answered.
+        """
+
+    async def read_leases(self) -> dict[str, bool | None]:
+        """Every owner that may have runs, and whether its lease holds; None: the server that has it did not answer.
+
+        Raises `StoreUnavailableError` when the list was not answered, or none of the leases.
+        """
 
     async def read_owned(self, owner_id: str) -> Sequence[str]:
         """Ids of the runs that the owner executes, or did until a moment ago."""
@@ -305,8 +319,11 @@ class RunStore(Protocol):
         """
 
     async def retire(self, owner: Owner) -> None:
-        """Give the lease up after a drain, and delete the owner's own keys. Runs left in its set are for the others to
-        judge."""
+        """Give the lease up after a drain, and delete the owner's own keys.
+
+        Runs left in its set are for the others to judge. They also take it out of the list of owners, a minute later: a
+        create that it gave up may still be on its way.
+        """
 
     async def ring(self, owner_id: str, run_id: str) -> None:
         """Put a run id into a replica's inbox: 'look at its intent'."""

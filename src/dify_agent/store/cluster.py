@@ -4,33 +4,37 @@ Redirections are followed: MOVED corrects the map of slots and asks for a new on
 What passes by itself within moments (TRYAGAIN while a slot moves, CLUSTERDOWN, LOADING) is tried again a few times, in
 less than half a second: the publisher has one round trip in flight for all runs and patience of its own. A node that
 is away costs the items of its slots and nobody else's: one that refuses connections fails at once, and one that does
-not answer is asked nothing more until it answers a probe.
+not answer is asked nothing more until it answers a probe. Silence is only what lasted a fair time: an exchange that had
+less left of its own, or was given up by its caller, has the node examined.
 """
 
-import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Final
+from typing import Final, cast
 
 import trio
 from coredis.exceptions import AskError, BusyLoadingError, ClusterDownError, MovedError, TryAgainError
 
+from dify_agent.concurrency.groups import plain_cancellation
 from dify_agent.errors import StoreUnavailableError
 from dify_agent.store.cluster_streams import ClusterStreams
-from dify_agent.store.connections import Connections, NoConnectionError, server_dial
-from dify_agent.store.executor import Call, Command, Item, Lane, Reply, Streams, lane_limits
+from dify_agent.store.connections import Connections, NoAnswerError, NoConnectionError, contain, server_dial
+from dify_agent.store.executor import ROUTE_CONNECTIONS, Call, Command, Item, Lane, Reply, Streams, lane_limits
 from dify_agent.store.faults import translate
 from dify_agent.store.slots import Address, SlotMap, key_slot
 from dify_agent.store.urls import StoreUrl
 
-logger = logging.getLogger(__name__)
-
 PAUSES: Final = (0.01, 0.02, 0.05, 0.1, 0.2)
 """Seconds before each further try of what passes by itself."""
 PROBE_SECONDS: Final = 0.2
-"""How long a node that did not answer may take for a probe, and the pause before the next one."""
+"""Pause before a silent node is probed again."""
+FAIR_SECONDS: Final = 1.0
+"""How long a node must have had for an answer to count as silent; half of the time limit, if that is less."""
+NEXT_SECONDS: Final = 0.1
+"""What any node can answer is asked of the next one after so long. A node whose answer was given up after that time is
+examined."""
 REFRESH_SECONDS: Final = 0.1
 """Between two looks at the map of slots: a node that is away is noticed by many callers."""
 
@@ -43,13 +47,16 @@ class ClusterConnections:
     def __init__(self, nursery: trio.Nursery, url: StoreUrl, *, limit: int, timeout: float) -> None:
         self._nursery = nursery
         self._url = url
-        self._limits = lane_limits(limit)
+        self._limits = {**lane_limits(limit), Lane.ROUTES: ROUTE_CONNECTIONS}
         self._timeout = timeout
         self._nodes: dict[Address, Connections] = {}
         self._slots: SlotMap | None = None
         self._mapping = trio.Lock()
         self._refreshing = False
+        self._fair_seconds = min(FAIR_SECONDS, timeout / 2)
         self._silent: set[Address] = set()
+        self._examined: set[Address] = set()
+        """Nodes that are asked for a sign of life: the silent ones, and those that may be."""
         self._streams = ClusterStreams(self, nursery, timeout)
 
     async def execute(
@@ -95,7 +102,7 @@ class ClusterConnections:
         """Have the map of slots read again soon, from ``first`` if it answers."""
         if not self._refreshing:
             self._refreshing = True
-            self._nursery.start_soon(self._contain, partial(self._refresh, first))
+            self._nursery.start_soon(contain, partial(self._refresh, first))
 
     # Items to nodes.
 
@@ -103,7 +110,7 @@ class ClusterConnections:
         slots = await self._known_slots()
         if any(item.key is None for item in items):
             return await self._anywhere(items, slots, lane)
-        trip = _Trip(items, lane, self._timeout + block_seconds)
+        trip = _Trip(items, lane, self._timeout, block_seconds)
         routes = {i: slots.owner(slot) for i, slot in enumerate(trip.slots)}
         for tries in range(len(PAUSES) + 1):
             await self._send(trip, routes)
@@ -131,9 +138,10 @@ class ClusterConnections:
             ((address, places),) = groups.items()
             await self._ask(address, trip, places)
             return
-        async with trio.open_nursery() as nursery:
-            for address, places in groups.items():
-                nursery.start_soon(self._ask, address, trip, places)
+        with plain_cancellation():
+            async with trio.open_nursery() as nursery:
+                for address, places in groups.items():
+                    nursery.start_soon(self._ask, address, trip, places)
 
     async def _ask(self, address: Address, trip: "_Trip", places: Sequence[int]) -> None:
         """Exchange with one node. Never raises for a fault of the node: each of the items gets the error."""
@@ -145,20 +153,25 @@ class ClusterConnections:
             item = trip.items[i]
             # Without the script's digest: asking again by source would need a second ASKING.
             sent += [Command(b"ASKING"), _whole(item)] if i in trip.asking else [item]
+        began = trio.current_time()
         try:
             replies = await self.node(address).exchange(sent, lane=trip.lane, seconds=trip.left(), stated=trip.seconds)
         except StoreUnavailableError as error:
             trip.fill(places, error)
-            if not isinstance(error, NoConnectionError) or error.admitted:
-                self._note_absence(address, error)
+            self._note_absence(address, trip, error)
             return
+        except trio.Cancelled:
+            # Given up by the caller: often, by callers with little patience, and then no exchange has its whole time.
+            if trio.current_time() - began >= trip.block_seconds + NEXT_SECONDS:
+                self._examine(address)
+            raise
         answers = iter(replies)
         for i in places:
             if i in trip.asking:
                 next(answers)
             trip.replies[i] = next(answers)
-        if all(isinstance(reply, StoreUnavailableError) for reply in replies):
-            self._note_absence(address, None)
+        if replies and all(isinstance(reply, NoAnswerError) for reply in replies):
+            self._note_absence(address, trip, cast("NoAnswerError", replies[0]))
 
     def _redirected(self, trip: "_Trip", routes: dict[int, Address | None]) -> tuple[dict[int, Address | None], bool]:
         """Items to send again and where to, and whether that needs a pause."""
@@ -181,13 +194,30 @@ class ClusterConnections:
         return again, patient
 
     async def _anywhere(self, items: Sequence[Item], slots: SlotMap, lane: Lane) -> list[Reply]:
-        """Ask all nodes, and give the answers of the one with the fewest errors."""
-        trips = [(address, _Trip(items, lane, self._timeout)) for address in sorted(slots.nodes)]
-        async with trio.open_nursery() as nursery:
-            for address, trip in trips:
-                nursery.start_soon(self._ask, address, trip, range(len(items)))
-        answers = [[_final(reply) for reply in trip.replies] for _, trip in trips]
-        return min(answers, key=lambda replies: sum(isinstance(reply, Exception) for reply in replies))
+        """Ask one node after the other, and give the first sound answers, or else those with the fewest errors.
+
+        The next one is asked when one has failed or takes long. Not all at once: an exchange that is called off costs
+        its connection.
+        """
+        answers: list[list[Reply]] = []
+
+        async def ask(address: Address, failed: trio.Event) -> None:
+            trip = _Trip(items, lane, self._timeout)
+            await self._ask(address, trip, range(len(items)))
+            answers.append([_final(reply) for reply in trip.replies])
+            if _errors(answers[-1]):
+                failed.set()
+            else:
+                nursery.cancel_scope.cancel(reason="another node has answered")
+
+        with plain_cancellation():
+            async with trio.open_nursery() as nursery:
+                for address in sorted(slots.nodes, key=lambda node: (node in self._examined, node)):
+                    failed = trio.Event()
+                    nursery.start_soon(ask, address, failed)
+                    with trio.move_on_after(NEXT_SECONDS):
+                        await failed.wait()
+        return min(answers, key=_errors)
 
     # Who serves what, and who is away.
 
@@ -200,13 +230,6 @@ class ClusterConnections:
         if self._slots is None:
             raise StoreUnavailableError(f"no connection within {self._timeout:g} s", sent=False)
         return self._slots
-
-    async def _contain(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Nobody waits for this work, and its mistakes are nobody else's: the store goes on."""
-        try:
-            await work()
-        except Exception:
-            logger.exception("a task of the cluster's connections failed")
 
     async def _refresh(self, first: Address | None) -> None:
         try:
@@ -241,7 +264,7 @@ class ClusterConnections:
 
     async def _slots_from(self, address: Address, seconds: float) -> SlotMap:
         (reply,) = await self.node(address).exchange(
-            [Command(b"CLUSTER", ("SLOTS",))], lane=Lane.SERVICES, seconds=seconds
+            [Command(b"CLUSTER", ("SLOTS",))], lane=Lane.ROUTES, seconds=seconds
         )
         if isinstance(reply, Exception):
             error = translate(reply)
@@ -258,45 +281,62 @@ class ClusterConnections:
         for address in self._nodes.keys() - set(current):
             self._nodes.pop(address).discard()
 
-    def _note_absence(self, address: Address, error: StoreUnavailableError | None) -> None:
-        """A node could not be reached, or (without an error) did not answer: its replica may have taken over."""
+    def _note_absence(self, address: Address, trip: "_Trip", error: StoreUnavailableError) -> None:
+        """A node could not be reached, or did not answer: its replica may have taken over."""
+        waited = error.waited if isinstance(error, NoConnectionError | NoAnswerError) else 0.0
+        if waited is None:  # for other callers, not for the node
+            return
         self.refresh()
-        waited = error is None or isinstance(error, NoConnectionError)
-        if waited and address not in self._silent:
+        if waited >= trip.block_seconds + self._fair_seconds:
             self._silent.add(address)
-            self._nursery.start_soon(self._contain, partial(self._probe, address))
+            self._examine(address)
+        elif waited:
+            self._examine(address)
+
+    def _examine(self, address: Address) -> None:
+        """Ask a node for a sign of life."""
+        if address not in self._examined:
+            self._examined.add(address)
+            self._nursery.start_soon(contain, partial(self._probe, address))
 
     async def _probe(self, address: Address) -> None:
-        """Ask a silent node until it answers or is none of the cluster's any more."""
+        """Ask a node until it answers or is none of the cluster's any more; without an answer it is silent."""
         try:
             while self._slots is not None and address in self._slots.nodes:
-                if await self._answers(address):
+                answers = await self._answers(address)
+                if answers or (answers is None and address not in self._silent):
                     break
+                self._silent.add(address)
                 self.refresh()  # its replica may have taken over, and nobody else asks now
                 await trio.sleep(PROBE_SECONDS)
         finally:
+            self._examined.discard(address)
             self._silent.discard(address)
 
-    async def _answers(self, address: Address) -> bool:
+    async def _answers(self, address: Address) -> bool | None:
+        """Whether a node answers within a fair time. None: nothing was asked."""
         ping = [Command(b"PING")]
         try:
-            (reply,) = await self.node(address).exchange(ping, lane=Lane.SERVICES, seconds=PROBE_SECONDS)
-        except StoreUnavailableError as error:
-            return not isinstance(error, NoConnectionError)  # refused: the node is not silent, it is down
-        return not isinstance(reply, StoreUnavailableError)
+            (reply,) = await self.node(address).exchange(ping, lane=Lane.ROUTES, seconds=self._fair_seconds)
+        except NoConnectionError as error:
+            return None if error.waited is None else False
+        except StoreUnavailableError:
+            return True  # refused: the node is not silent, it is down
+        return not isinstance(reply, NoAnswerError)
 
 
 class _Trip:
     """Items on their way, and what came back so far."""
 
-    def __init__(self, items: Sequence[Item], lane: Lane, seconds: float) -> None:
+    def __init__(self, items: Sequence[Item], lane: Lane, timeout: float, block_seconds: float = 0) -> None:
         self.items = items
         self.lane = lane
         self.slots = [-1 if item.key is None else key_slot(item.key) for item in items]
         self.replies: list[Reply] = [None] * len(items)
         self.asking: set[int] = set()
         """Places of items that a node has sent to another for this one time."""
-        self.seconds = seconds
+        self.block_seconds = block_seconds
+        self.seconds = timeout + block_seconds
         self.restart()
 
     def restart(self) -> None:
@@ -323,6 +363,10 @@ def _final(reply: Reply) -> Reply:
     if isinstance(reply, _SHORT):
         return StoreUnavailableError(f"{type(reply).__name__}: {reply}")
     return translate(reply) if isinstance(reply, Exception) else reply
+
+
+def _errors(replies: Sequence[Reply]) -> int:
+    return sum(isinstance(reply, Exception) for reply in replies)
 
 
 def _text(address: Address) -> str:

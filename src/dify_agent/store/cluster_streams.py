@@ -275,7 +275,7 @@ class ClusterStreams:
         stream.due_at = trio.current_time() + POLL_SECONDS
         self._news.unpark_all()
         try:
-            (reply,) = await self._cluster.execute([read], lane=Lane.SERVICES)
+            (reply,) = await self._cluster.execute([read], lane=Lane.ROUTES)
         except StoreUnavailableError:
             return None
         return None if isinstance(reply, StoreUnavailableError) else reply

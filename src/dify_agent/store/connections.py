@@ -32,6 +32,9 @@ logger = logging.getLogger(__name__)
 # It logs a traceback for each failed handshake, cancelled ones included. Faults reach our callers as errors.
 logging.getLogger("coredis").setLevel(logging.CRITICAL)
 
+_DUE: Reply = object()
+"""Stands for a reply that has not come."""
+
 Dial = Callable[[], Awaitable[BaseConnection]]
 """Makes the connection object for the next attempt to connect, and does not connect."""
 
@@ -39,10 +42,19 @@ Dial = Callable[[], Awaitable[BaseConnection]]
 class NoConnectionError(StoreUnavailableError):
     """No connection within the time limit. Nothing was sent."""
 
-    def __init__(self, cause: str, *, admitted: bool) -> None:
+    def __init__(self, cause: str, *, waited: float | None) -> None:
         super().__init__(cause, sent=False)
-        self.admitted = admitted
-        """False: the wait was for other callers of the lane, not for the server."""
+        self.waited = waited
+        """Seconds that the server had. None: the wait was for other callers of the lane."""
+
+
+class NoAnswerError(StoreUnavailableError):
+    """Sent, and not answered within the time limit."""
+
+    def __init__(self, cause: str, *, waited: float) -> None:
+        super().__init__(cause)
+        self.waited = waited
+        """Seconds that the server had, connecting included."""
 
 
 class Connections:
@@ -60,6 +72,7 @@ class Connections:
         self._idle: list[BaseConnection] = []
         self._lent: set[BaseConnection] = set()
         self._discarded = 0
+        self._broken = 0
 
     async def execute(
         self, items: Sequence[Item], *, lane: Lane = Lane.REQUESTS, block_seconds: float = 0, in_order: bool = False
@@ -80,19 +93,21 @@ class Connections:
             StoreUnavailableError: connecting failed. Nothing was sent either.
         """
         limit = f"{seconds if stated is None else stated:g} s"
-        lost: Reply = StoreUnavailableError(f"no answer within {limit}")
         replies: list[Reply] = []
-        admitted = False
+        admitted_at: float | None = None
         with trio.move_on_after(seconds):
             async with self._limiters[lane]:
-                admitted = True
+                admitted_at = trio.current_time()
                 async with self._borrow() as connection:
-                    replies += [lost] * len(items)
+                    replies += [_DUE] * len(items)
                     await exchange_on(connection, {i: _first_try(item) for i, item in enumerate(items)}, replies)
                     await exchange_on(connection, _unknown_scripts(items, replies), replies)
-        if len(replies) < len(items):
-            raise NoConnectionError(f"no connection within {limit}", admitted=admitted)
-        for i in _unknown_scripts(items, replies):  # time was up before the source could be sent, or answered
+        waited = None if admitted_at is None else trio.current_time() - admitted_at
+        if len(replies) < len(items) or waited is None:
+            raise NoConnectionError(f"no connection within {limit}", waited=waited)
+        lost: Reply = NoAnswerError(f"no answer within {limit}", waited=waited)
+        # Of a script that is not loaded: time was up before the source could be sent, or answered.
+        for i in (*_unknown_scripts(items, replies), *(i for i, reply in enumerate(replies) if reply is _DUE)):
             replies[i] = lost
         return replies
 
@@ -119,6 +134,7 @@ class Connections:
     def discard(self, *, lent: bool = False) -> None:
         """Throw away the connections that are idle now, and those that are lent: when they come back, or at once."""
         self._discarded += 1
+        self._broken += lent
         for connection in (*self._idle, *(self._lent if lent else ())):
             connection.invalidate("not wanted any more")
         self._idle.clear()
@@ -126,7 +142,13 @@ class Connections:
     @asynccontextmanager
     async def _borrow(self) -> AsyncIterator[BaseConnection]:
         age = self._discarded
-        connection = self._take_idle() or await self._connect()
+        connection = self._take_idle()
+        while connection is None:
+            age, broken = self._discarded, self._broken
+            connection = await self._connect()
+            if broken != self._broken:  # meanwhile: it may lead to where nobody shall be any more
+                connection.invalidate("not wanted any more")
+                connection = None
         clean = False
         self._lent.add(connection)
         try:
@@ -178,6 +200,14 @@ class Connections:
             if connection in self._idle:
                 self._idle.remove(connection)
             _close_buffers(connection)
+
+
+async def contain(work: Callable[[], Awaitable[None]]) -> None:
+    """Carry out what nobody waits for. Its mistakes are logged and nobody else's: the store goes on."""
+    try:
+        await work()
+    except Exception:
+        logger.exception("a background task of the store's connections failed")
 
 
 @asynccontextmanager

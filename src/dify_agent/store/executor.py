@@ -61,16 +61,22 @@ class Lane(Enum):
 
     SERVICES = auto()
     """The process's services: each makes one call at a time, and there are no more of them than connections."""
+    ROUTES = auto()
+    """A cluster's own questions: who serves what, does a node answer, reads that follow a redirection."""
     RUNS = auto()
     """What begins and ends runs."""
     REQUESTS = auto()
     """Everything else: what HTTP asks."""
 
 
-SERVICE_CONNECTIONS: Final = 5
-"""Heartbeat, publisher, cancel inbox, tail hub and tail bell: none ever waits for a connection. The inbox and the hub
-hold theirs nearly all the time."""
+SERVICE_CONNECTIONS: Final = 7
+"""Heartbeat, publisher, cancel inbox, cancel sweep, tail hub, tail bell and reaper: none ever waits for a connection,
+although the inbox and the hub hold theirs nearly all the time, and a store that has stopped answers nobody."""
 RUN_CONNECTIONS: Final = 2
+ROUTE_CONNECTIONS: Final = 3
+"""To each node of a cluster, beyond the limit: the map, a probe, a redirected read."""
+LEAST_CONNECTIONS: Final = SERVICE_CONNECTIONS + RUN_CONNECTIONS + 1
+"""One for requests."""
 
 
 def lane_limits(limit: int) -> dict[Lane, int]:
@@ -79,11 +85,13 @@ def lane_limits(limit: int) -> dict[Lane, int]:
     Raises:
         ValueError: none is left for requests.
     """
-    limits = {Lane.SERVICES: SERVICE_CONNECTIONS, Lane.RUNS: RUN_CONNECTIONS}
-    least = sum(limits.values()) + 1
-    if limit < least:
-        raise ValueError(f"the limit of connections must be at least {least}")
-    return {**limits, Lane.REQUESTS: limit - least + 1}
+    if limit < LEAST_CONNECTIONS:
+        raise ValueError(f"the limit of connections must be at least {LEAST_CONNECTIONS}")
+    return {
+        Lane.SERVICES: SERVICE_CONNECTIONS,
+        Lane.RUNS: RUN_CONNECTIONS,
+        Lane.REQUESTS: limit - LEAST_CONNECTIONS + 1,
+    }
 
 
 Streams = Mapping[bytes, Any]

@@ -4,17 +4,14 @@ Each transition is one Lua script, so a reader or a rival replica sees all of it
 together with its TTL. Replies are bytes from end to end; only ids and the few words that scripts answer are decoded.
 """
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from itertools import islice
 from typing import Any, cast
 
-from pydantic import BaseModel, ValidationError
-
 from dify_agent.errors import RunNotFoundError, StoreUnavailableError
 from dify_agent.protocol.event_id import START, EventId
-from dify_agent.protocol.schemas import RunStatus, RunStatusResponse
+from dify_agent.protocol.schemas import RunStatusResponse
 from dify_agent.store.base import (
     DEFAULT_PAGE_BYTES,
     AppendBatch,
@@ -22,7 +19,6 @@ from dify_agent.store.base import (
     CancelIntent,
     CancelOutcome,
     Claim,
-    ClaimUnreadableError,
     EventPage,
     FinalizeOutcome,
     IdempotencyKey,
@@ -37,7 +33,7 @@ from dify_agent.store.base import (
     VerdictOutcome,
 )
 from dify_agent.store.deployments import open_executor
-from dify_agent.store.executor import Argument, Call, Command, Executor, Lane, Reply
+from dify_agent.store.executor import Argument, Call, Command, Executor, Item, Lane, Reply
 from dify_agent.store.keys import Keys
 from dify_agent.store.lua import (
     APPEND,
@@ -53,6 +49,18 @@ from dify_agent.store.lua import (
     VERDICT,
     Script,
 )
+from dify_agent.store.texts import (
+    claim_text,
+    intent_text,
+    owner_text,
+    read_intent,
+    read_owner,
+    read_record,
+    record_text,
+    require_claim,
+    require_record,
+    require_status,
+)
 from dify_agent.store.urls import parse_store_url
 
 _INBOX_LENGTH = 1000
@@ -60,17 +68,14 @@ _INBOX_READ = 100
 _TAIL_READ = 16
 """Events per run and read. Small: a read may bring them for each of many runs."""
 _DOORBELL_LENGTH = 10
+_LATE_SECONDS = 60
+"""A request of a replica that is gone may still reach the store; after so long none does."""
 _SWEEP = 500
 """Runs per round trip in operations over many runs, so that none holds the server for long."""
 _LAST = EventId((1 << 64) - 1, (1 << 64) - 1)
 
 
-class _Intent(BaseModel, extra="forbid"):
-    """The intent's JSON (protocol 5.3)."""
-
-    reason: str | None
-    message: str | None
-    requested_at: datetime
+_UNREADABLE = RunLook(record=None, owner=None, intent=None)
 
 
 class RedisRunStore:
@@ -92,7 +97,7 @@ class RedisRunStore:
             RunExistsError: another run, or another owner's, has this id.
         """
         run_id, owned = record.run_id, self._keys.runs(owner.id)
-        create = self._call(CREATE, run_id, _record_text(record), _owner_text(owner), self._retention)
+        create = self._call(CREATE, run_id, record_text(record), owner_text(owner), self._retention)
         # In order: a run that no set names would never be judged.
         entry = Command(b"SADD", (owned, run_id))
         *_, reply = await self._all(entry, self._expire(owned), create, lane=Lane.RUNS, in_order=True)
@@ -100,43 +105,48 @@ class RedisRunStore:
             raise RunExistsError(run_id)
 
     async def claim(self, key: IdempotencyKey, claim: Claim, *, over: Claim | None = None) -> Claim:
-        arguments = (_claim_text(claim), "" if over is None else _claim_text(over), self._retention)
+        arguments = (claim_text(claim), "" if over is None else claim_text(over), self._retention)
         (reply,) = await self._all(Call(CLAIM, (self._claim_key(key),), arguments))
-        return _read_claim(reply)
+        return require_claim(cast("bytes", reply))
 
     async def read_claim(self, key: IdempotencyKey) -> Claim | None:
         (text,) = await self._all(Command(b"GET", (self._claim_key(key),)))
-        return None if text is None else _read_claim(text)
+        return None if text is None else require_claim(cast("bytes", text))
 
     async def release_claim(self, key: IdempotencyKey, claim: Claim) -> None:
-        await self._all(Call(RELEASE_CLAIM, (self._claim_key(key),), (_claim_text(claim),)))
+        await self._all(Call(RELEASE_CLAIM, (self._claim_key(key),), (claim_text(claim),)))
 
     async def read_record(self, run_id: str) -> RunStatusResponse | None:
         (text,) = await self._all(Command(b"GET", (self._keys.record(run_id),)))
-        return None if text is None else _read_record(run_id, text)
+        return None if text is None else require_record(run_id, cast("bytes", text))
 
     async def append(self, batches: Sequence[AppendBatch]) -> Sequence[AppendOutcome | Exception]:
         calls = [self._append_call(batch) for batch in batches]
-        try:
-            replies = await self._executor.execute(calls, lane=Lane.SERVICES)
-        except StoreUnavailableError as error:
-            return [error] * len(batches)
-        return [_append_outcome(batch, reply) for batch, reply in zip(batches, replies, strict=True)]
+        sent = [call for call in calls if isinstance(call, Call)]
+        replies = iter(await self._answers(sent, lane=Lane.SERVICES))
+        return [
+            _append_outcome(batch, next(replies)) if isinstance(call, Call) else call
+            for batch, call in zip(batches, calls, strict=True)
+        ]
 
-    def _append_call(self, batch: AppendBatch) -> Call:
+    def _append_call(self, batch: AppendBatch) -> Call | ValueError:
         arguments: list[Argument] = [str(batch.expected_top), self._max_length, self._retention]
         previous = batch.expected_top
         for event in batch.events:
             if event.id <= previous:
-                raise ValueError("the ids of a batch must ascend from its expected top")
+                return ValueError("the ids of a batch must ascend from its expected top")
             arguments += [str(event.id), event.payload]
             previous = event.id
         return self._call(APPEND, batch.run_id, *arguments)
 
-    async def read_top(self, run_id: str) -> EventId:
-        newest = Command(b"XREVRANGE", (self._keys.events(run_id), "+", "-", "COUNT", 1))
-        (reply,) = await self._all(newest, lane=Lane.SERVICES)
-        return next((_event_id(key) for key, _ in _entries(reply)), START)
+    async def read_tops(self, run_ids: Sequence[str]) -> dict[str, EventId]:
+        newest = [Command(b"XREVRANGE", (self._keys.events(run_id), "+", "-", "COUNT", 1)) for run_id in run_ids]
+        replies = await self._executor.execute(newest, lane=Lane.SERVICES)
+        return {
+            run_id: next((_event_id(key) for key, _ in _entries(reply)), START)
+            for run_id, reply in zip(run_ids, replies, strict=True)
+            if not isinstance(reply, Exception)
+        }
 
     async def finalize(self, terminal: Terminal) -> FinalizeOutcome:
         return await self._finalize(FINALIZE, terminal)
@@ -146,37 +156,35 @@ class RedisRunStore:
 
     async def _finalize(self, script: Script, terminal: Terminal) -> FinalizeOutcome:
         run_id, record = terminal.run_id, terminal.record
-        arguments = (_record_text(record), terminal.payload, terminal.ms, self._max_length, self._retention)
+        arguments = (record_text(record), terminal.payload, terminal.ms, self._max_length, self._retention)
         (reply,) = await self._all(self._call(script, run_id, *arguments), lane=Lane.RUNS)
         word, *rest = _words(reply)
         if word == "applied":
             return FinalizeOutcome(applied=True, status=record.status, event_id=EventId.parse(rest[0]))
         if word == "missing":
             raise RunNotFoundError(run_id)
-        return FinalizeOutcome(applied=False, status=_status(run_id, rest[0]), event_id=None)
+        return FinalizeOutcome(applied=False, status=require_status(run_id, rest[0]), event_id=None)
 
     async def request_cancel(self, run_id: str, intent: CancelIntent) -> CancelOutcome:
-        (reply,) = await self._all(self._call(REQUEST_CANCEL, run_id, _intent_text(intent), self._retention))
-        word, *rest = _words(reply)
-        if word == "missing":
+        (reply,) = await self._all(self._call(REQUEST_CANCEL, run_id, intent_text(intent), self._retention))
+        word, *rest = cast("list[bytes]", reply)
+        if word == b"missing":
             raise RunNotFoundError(run_id)
-        owner = _read_owner(rest[0]) if rest else None
-        return CancelOutcome(status=_status(run_id, word), owner_id=None if owner is None else owner.id)
+        owner = read_owner(rest[0]) if rest else None
+        return CancelOutcome(status=require_status(run_id, _word(word)), owner_id=None if owner is None else owner.id)
 
     async def read_intent(self, run_id: str) -> CancelIntent | None:
-        return (await self.read_intents([run_id])).get(run_id)
+        (entries,) = await self._all(self._intent(run_id), lane=Lane.RUNS)
+        return next((read_intent(payload) for _, payload in _entries(entries)), None)
 
     async def read_intents(self, run_ids: Sequence[str]) -> dict[str, CancelIntent]:
-        found = {}
-        for chunk in _chunks(run_ids):
-            replies = await self._all(
-                *(Command(b"XRANGE", (self._keys.intent(run_id), "-", "+", "COUNT", 1)) for run_id in chunk),
-                lane=Lane.RUNS,
-            )
-            for run_id, entries in zip(chunk, replies, strict=True):
-                for _, payload in _entries(entries):
-                    found[run_id] = _read_intent(payload)
-        return found
+        answers = await self._answers_by_run(run_ids, self._intent, lane=Lane.RUNS)
+        return {
+            run_id: read_intent(payload)
+            for run_id, reply in answers.items()
+            if not isinstance(reply, Exception)
+            for _, payload in _entries(reply)
+        }
 
     async def read_events(
         self, run_id: str, after: EventId, limit: int, max_bytes: int = DEFAULT_PAGE_BYTES
@@ -188,7 +196,7 @@ class RedisRunStore:
         if record is None:
             raise RunNotFoundError(run_id)
         events = (StoredEvent(_event_id(key), payload) for key, payload in _entries(entries))
-        return EventPage(status=_read_record(run_id, record).status, events=tuple(events))
+        return EventPage(status=require_record(run_id, record).status, events=tuple(events))
 
     async def heartbeat(self, owner: Owner, lease_seconds: float) -> None:
         keys = self._keys
@@ -206,45 +214,43 @@ class RedisRunStore:
     async def touch_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
         # The set is written anew as well: a failover may have lost the entry that create had made.
         owned = self._keys.runs(owner.id)
+        replies: list[Reply] = []
         for chunk in _chunks(run_ids):
             refresh = (self._call(TOUCH, run_id, self._retention) for run_id in chunk)
-            await self._all(Command(b"SADD", (owned, *chunk)), self._expire(owned), *refresh, lane=Lane.SERVICES)
+            entry = Command(b"SADD", (owned, *chunk))
+            replies += await self._answers([entry, self._expire(owned), *refresh], lane=Lane.SERVICES)
+        for reply in replies:  # only now: a run whose server is away holds up none of the others
+            _sound(reply)
 
     async def release_runs(self, owner_id: str, run_ids: Sequence[str]) -> None:
         for chunk in _chunks(run_ids):
             await self._all(Command(b"SREM", (self._keys.runs(owner_id), *chunk)), lane=Lane.SERVICES)
 
-    async def look(self, run_ids: Sequence[str]) -> dict[str, RunLook]:
-        found = {}
-        for chunk in _chunks(run_ids):
-            replies = await self._all(*(self._call(LOOK, run_id) for run_id in chunk), lane=Lane.SERVICES)
-            for run_id, reply in zip(chunk, replies, strict=True):
-                record, owner, intent = cast("list[bytes | None]", reply)
-                if record is not None:
-                    found[run_id] = RunLook(
-                        record=_readable_record(record),
-                        owner=None if owner is None else _read_owner(owner.decode()),
-                        intent=None if intent is None else _read_intent(intent),
-                    )
-        return found
+    async def look(self, run_ids: Sequence[str]) -> dict[str, RunLook | None]:
+        answers = await self._answers_by_run(run_ids, lambda run_id: self._call(LOOK, run_id), lane=Lane.SERVICES)
+        return {run_id: _look(reply) for run_id, reply in answers.items()}
 
-    async def read_leases(self) -> dict[str, bool]:
+    async def read_leases(self) -> dict[str, bool | None]:
         (members,) = await self._all(Command(b"SMEMBERS", (self._keys.owners,)), lane=Lane.SERVICES)
-        owners = sorted(member.decode() for member in cast("set[bytes]", members))
-        held = await self._all(
-            *(Command(b"EXISTS", (self._keys.alive(owner),)) for owner in owners), lane=Lane.SERVICES
+        owners = _names(members)
+        held = await self._answers(
+            [Command(b"EXISTS", (self._keys.alive(owner),)) for owner in owners], lane=Lane.SERVICES
         )
-        return {owner: reply == 1 for owner, reply in zip(owners, held, strict=True)}
+        _check_answered(held)
+        return {
+            owner: None if isinstance(reply, StoreUnavailableError) else _sound(reply) == 1
+            for owner, reply in zip(owners, held, strict=True)
+        }
 
     async def read_owned(self, owner_id: str) -> Sequence[str]:
         (members,) = await self._all(Command(b"SMEMBERS", (self._keys.runs(owner_id),)), lane=Lane.SERVICES)
-        return sorted(member.decode() for member in cast("set[bytes]", members))
+        return _names(members)
 
     async def judge(self, verdict: Verdict) -> VerdictOutcome:
         failed, cancelled = verdict.failed, verdict.cancelled
-        texts: list[Argument] = [_record_text(failed.record), failed.payload]
-        texts += ["", ""] if cancelled is None else [_record_text(cancelled.record), cancelled.payload]
-        owner = "" if verdict.owner is None else _owner_text(verdict.owner)
+        texts: list[Argument] = [record_text(failed.record), failed.payload]
+        texts += ["", ""] if cancelled is None else [record_text(cancelled.record), cancelled.payload]
+        owner = "" if verdict.owner is None else owner_text(verdict.owner)
         arguments = (owner, *texts, failed.ms, self._max_length, self._retention)
         (reply,) = await self._all(self._call(VERDICT, verdict.run_id, *arguments), lane=Lane.RUNS)
         word, *rest = _words(reply)
@@ -260,9 +266,9 @@ class RedisRunStore:
 
     async def retire(self, owner: Owner) -> None:
         keys = self._keys
-        own = (keys.alive(owner.id), keys.seen(owner.id), keys.inbox(owner.id), keys.doorbell(owner.id))
-        await self._all(Command(b"DEL", own), lane=Lane.SERVICES)
-        await self.forget_owner(owner.id)
+        own = (keys.alive(owner.id), keys.inbox(owner.id), keys.doorbell(owner.id))
+        linger = Command(b"EXPIRE", (keys.seen(owner.id), min(_LATE_SECONDS, self._retention)))
+        await self._all(Command(b"DEL", own), linger, lane=Lane.SERVICES)
 
     async def ring(self, owner_id: str, run_id: str) -> None:
         inbox = self._keys.inbox(owner_id)
@@ -303,10 +309,34 @@ class RedisRunStore:
     ) -> list[Reply]:
         # For operations that stand or fall as one: the first error is raised.
         replies = await self._executor.execute(items, lane=lane, block_seconds=block_seconds, in_order=in_order)
-        for reply in replies:
-            if isinstance(reply, Exception):
-                raise reply
-        return replies
+        return [_sound(reply) for reply in replies]
+
+    async def _answers(self, items: Sequence[Item], *, lane: Lane) -> Sequence[Reply]:
+        # For operations whose parts stand alone: each has its reply or its error.
+        if not items:
+            return []
+        try:
+            return await self._executor.execute(items, lane=lane)
+        except StoreUnavailableError as error:
+            return [error] * len(items)
+
+    async def _answers_by_run(
+        self, run_ids: Sequence[str], ask: Callable[[str], Item], *, lane: Lane
+    ) -> dict[str, Reply]:
+        """What was answered for each of many runs; those whose server did not answer are left out.
+
+        Raises:
+            StoreUnavailableError: nothing was answered.
+        """
+        replies: list[Reply] = []
+        for chunk in _chunks(run_ids):
+            replies += await self._answers([ask(run_id) for run_id in chunk], lane=lane)
+        _check_answered(replies)
+        answers = zip(run_ids, replies, strict=True)
+        return {run_id: reply for run_id, reply in answers if not isinstance(reply, StoreUnavailableError)}
+
+    def _intent(self, run_id: str) -> Command:
+        return Command(b"XRANGE", (self._keys.intent(run_id), "-", "+", "COUNT", 1))
 
     def _call(self, script: Script, run_id: str, *arguments: Argument) -> Call:
         return Call(script, self._keys.run(run_id), arguments)
@@ -339,8 +369,8 @@ async def open_redis_store(
         retention_seconds: TTL of every key but the lease.
         max_length: approximate length limit of each run's log, in events.
         command_timeout: seconds for one round trip, waiting for a connection included; blocking reads add to it.
-        max_connections: to one server; further callers wait. Seven are for the services and for what begins and ends
-            runs; the rest, at least one, is for everything else.
+        max_connections: to one server; further callers wait. Nine are for the services and for what begins and ends
+            runs; the rest, at least one, is for everything else. A cluster's nodes have a few more.
 
     Raises:
         ValueError: unusable URL, prefix or number. Never repeats the URL.
@@ -356,71 +386,52 @@ async def open_redis_store(
 def _append_outcome(batch: AppendBatch, reply: Reply) -> AppendOutcome | Exception:
     if isinstance(reply, Exception):
         return reply
-    word = cast("bytes", reply).decode()
+    word = _word(cast("bytes", reply))
     if word == "unreadable":
         return RecordUnreadableError(batch.run_id)
     return cast("AppendOutcome", word)
 
 
-def _record_text(record: RunStatusResponse) -> str:
-    return record.model_dump_json()
-
-
-def _read_record(run_id: str, text: Reply) -> RunStatusResponse:
-    try:
-        return RunStatusResponse.model_validate_json(cast("bytes", text))
-    except ValidationError:
-        raise RecordUnreadableError(run_id) from None
-
-
-def _readable_record(text: bytes) -> RunStatusResponse | None:
-    try:
-        return RunStatusResponse.model_validate_json(text)
-    except ValidationError:
+def _look(reply: Reply) -> RunLook | None:
+    if isinstance(reply, Exception):  # a key of a wrong type
+        return _UNREADABLE
+    stored, owner_bytes, intent = cast("list[bytes | None]", reply)
+    if stored is None:
         return None
+    record = read_record(stored)
+    owner = None if owner_bytes is None else read_owner(owner_bytes)
+    if record is None or (owner is None and owner_bytes is not None):
+        return _UNREADABLE
+    return RunLook(record, owner, None if intent is None else read_intent(intent))
 
 
-def _owner_text(owner: Owner) -> str:
-    return f"{owner.epoch}:{owner.id}"
+def _sound(reply: Reply) -> Reply:
+    if isinstance(reply, Exception):
+        raise reply
+    return reply
 
 
-def _read_owner(text: str) -> Owner | None:
-    epoch, _, owner_id = text.partition(":")
-    return Owner(owner_id, int(epoch)) if epoch.isdigit() and owner_id else None
+def _check_answered(replies: Sequence[Reply]) -> None:
+    """Raise the first error when the store answered none of what it was asked."""
+    if replies and all(isinstance(reply, StoreUnavailableError) for reply in replies):
+        _sound(replies[0])
 
 
-def _claim_text(claim: Claim) -> str:
-    return f"{claim.run_id}:{claim.digest}:{claim.holder}"
-
-
-def _read_claim(text: Reply) -> Claim:
-    parts = cast("bytes", text).decode("utf-8", "replace").split(":")
-    if len(parts) != 3:
-        raise ClaimUnreadableError
-    return Claim(*parts)
-
-
-def _status(run_id: str, word: str) -> RunStatus:
-    if word not in ("running", "succeeded", "failed", "cancelled"):
-        raise RecordUnreadableError(run_id)
-    return cast("RunStatus", word)
-
-
-def _intent_text(intent: CancelIntent) -> str:
-    return _Intent(reason=intent.reason, message=intent.message, requested_at=intent.requested_at).model_dump_json()
-
-
-def _read_intent(text: bytes) -> CancelIntent:
-    try:
-        intent = _Intent.model_validate_json(text)
-    except ValidationError:
-        # Somebody's wish to cancel all the same: an accepted cancel must not end as a success.
-        return CancelIntent(reason=None, message="the cancel intent is unreadable", requested_at=datetime.now(UTC))
-    return CancelIntent(reason=intent.reason, message=intent.message, requested_at=intent.requested_at)
+def _word(text: bytes) -> str:
+    return text.decode("utf-8", "replace")
 
 
 def _words(reply: Reply) -> list[str]:
-    return [word.decode() for word in cast("list[bytes]", reply)]
+    return [_word(text) for text in cast("list[bytes]", reply)]
+
+
+def _names(members: Reply) -> list[str]:
+    """A set's members, sorted. No id of ours is anything else than UTF-8."""
+    found = []
+    for member in cast("set[bytes]", members):
+        with suppress(UnicodeDecodeError):
+            found.append(member.decode())
+    return sorted(found)
 
 
 def _entries(reply: Reply) -> Iterator[tuple[bytes, bytes]]:

@@ -11,7 +11,7 @@ old one are broken at once, blocking reads included.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 import trio
@@ -20,7 +20,7 @@ from coredis.exceptions import ConnectionError as CoredisConnectionError
 from coredis.exceptions import ReadOnlyError, UnblockedError
 
 from dify_agent.errors import StoreUnavailableError
-from dify_agent.store.connections import Connections, NoConnectionError, new_connection, server_dial
+from dify_agent.store.connections import Connections, NoConnectionError, contain, new_connection, server_dial
 from dify_agent.store.executor import Command, Item, Lane, Reply, lane_limits
 from dify_agent.store.slots import Address
 from dify_agent.store.urls import StoreUrl
@@ -40,7 +40,7 @@ class SentinelConnections(Connections):
     """`dify_agent.store.executor.Executor` on whichever server is the primary."""
 
     def __init__(self, nursery: trio.Nursery, url: StoreUrl, *, limit: int, timeout: float) -> None:
-        self._primary = Primary(nursery, url, timeout)
+        self._primary = Primary(nursery, url, timeout, self._primary_moved)
         super().__init__(nursery, self._primary.dial, limits=lane_limits(limit), timeout=timeout)
         nursery.start_soon(self._watch)
 
@@ -51,7 +51,7 @@ class SentinelConnections(Connections):
         try:
             replies = await super().exchange(items, lane=lane, seconds=seconds, stated=stated)
         except NoConnectionError as error:
-            if error.admitted:
+            if error.waited is not None:
                 self._doubt()
             raise
         except StoreUnavailableError:
@@ -68,15 +68,20 @@ class SentinelConnections(Connections):
     async def _watch(self) -> None:
         while True:
             await trio.sleep(WATCH_SECONDS)
-            if await self._primary.has_moved():
-                logger.info("the sentinels name another primary")
-                self.discard(lent=True)
+            await contain(self._primary.look)
+
+    def _primary_moved(self) -> None:
+        logger.info("the sentinels name another primary")
+        self.discard(lent=True)
 
 
 class Primary:
-    """Where the primary is, by the word of the first sentinel that knows."""
+    """Where the primary is, by the word of the first sentinel that knows.
 
-    def __init__(self, nursery: trio.Nursery, url: StoreUrl, timeout: float) -> None:
+    ``moved`` is called whenever they name another server than the one named last, whoever has asked.
+    """
+
+    def __init__(self, nursery: trio.Nursery, url: StoreUrl, timeout: float, moved: Callable[[], None]) -> None:
         self._url = url
         self._timeout = timeout
         login = StoreUrl(url.scheme, hosts=url.hosts)
@@ -85,26 +90,30 @@ class Primary:
             Connections(nursery, server_dial(login, address, seconds), limits={Lane.SERVICES: 1}, timeout=seconds)
             for address in url.hosts
         ]
+        self._moved = moved
         self._asking = trio.Lock()
         self._address: Address | None = None
+        """Where the next connection leads."""
+        self._named: Address | None = None
+        """Named last; not forgotten, for connections that lead there may still be lent."""
+        self._forgotten = 0
 
     def forget(self) -> None:
         """Ask again before the next connection is opened."""
         self._address = None
+        self._forgotten += 1
 
-    async def has_moved(self) -> bool:
-        """Whether the sentinels name another server than that of the last connection; it is the next one's then."""
-        before = self._address
-        if before is None:
-            return False
+    async def look(self) -> None:
+        """Ask whether the primary is still the same. Without an answer, or a primary yet, there is nothing to say."""
+        before = self._named, self._forgotten
+        if self._named is None:
+            return
         try:
             now = await self._ask()
         except StoreUnavailableError:
-            return False
-        if self._address != before:  # forgotten, or asked for by a caller, meanwhile
-            return False
-        self._address = now
-        return now != before
+            return
+        if before == (self._named, self._forgotten):  # else somebody has asked, or has reason to, later than this
+            self._take(now)
 
     async def dial(self) -> BaseConnection:
         """A connection object for the primary; connecting fails when the server is none.
@@ -113,11 +122,18 @@ class Primary:
             StoreUnavailableError: no sentinel names a primary.
         """
         async with self._asking:  # many callers find it unknown at once; one asks
-            address = self._address or await self._ask()
-            self._address = address
+            address = self._address
+            if address is None:
+                address = await self._ask()
+                self._take(address)
         connection = new_connection(self._url, address, self._timeout)
         connection.register_connect_callback(self._check_role)
         return connection
+
+    def _take(self, address: Address) -> None:
+        before, self._named, self._address = self._named, address, address
+        if before is not None and before != address:
+            self._moved()
 
     async def _ask(self) -> Address:
         name = self._url.master or ""

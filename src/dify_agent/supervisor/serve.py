@@ -270,7 +270,6 @@ class Supervisor:
         A run that could not be ended stays in the owner's set, and the other replicas judge it.
         """
         try:
-            await self._heartbeat.release()
-            await self._env.store.retire(self._env.owner)
+            await self._heartbeat.retire()
         except StoreUnavailableError as error:
             _log.warning("own keys not deleted, they expire", cause=error.cause)

@@ -66,6 +66,10 @@ class FakeStore:
         self.leases: dict[str, float] = {}
         """Until when each known owner's lease holds."""
         self.retention = 100.0
+        self.unreachable: set[str] = set()
+        """Runs and owners whose node of a cluster does not answer."""
+        self.unreadable: set[str] = set()
+        """Runs whose keys hold something else."""
         self.bell = trio.lowlevel.ParkingLot()
         self.appended = trio.lowlevel.ParkingLot()
         self.reading = 0
@@ -136,6 +140,8 @@ class FakeStore:
         return outcomes
 
     def _append(self, batch: AppendBatch) -> AppendOutcome:
+        ids = [batch.expected_top, *(event.id for event in batch.events)]
+        assert ids == sorted(set(ids)), "the ids of a batch must ascend from its expected top"
         run = self.runs.get(batch.run_id)
         if run is None:
             return "missing"
@@ -147,9 +153,9 @@ class FakeStore:
         self.appended.unpark_all()
         return "appended"
 
-    async def read_top(self, run_id: str) -> EventId:
-        await self._enter("read_top")
-        return self._run(run_id).top
+    async def read_tops(self, run_ids: Sequence[str]) -> dict[str, EventId]:
+        await self._enter("read_tops")
+        return {run_id: self._run(run_id).top for run_id in run_ids}
 
     async def finalize(self, terminal: Terminal) -> FinalizeOutcome:
         await self._enter("finalize")
@@ -224,14 +230,23 @@ class FakeStore:
         self.owned.setdefault(owner_id, set()).difference_update(run_ids)
         self._leave("release_runs")
 
-    async def look(self, run_ids: Sequence[str]) -> dict[str, RunLook]:
+    async def look(self, run_ids: Sequence[str]) -> dict[str, RunLook | None]:
         await self._enter("look")
-        known = {run_id: self.runs[run_id] for run_id in run_ids if run_id in self.runs}
-        return {run_id: RunLook(run.record, run.owner, run.intent) for run_id, run in known.items()}
+        found: dict[str, RunLook | None] = {}
+        for run_id in run_ids:
+            if run_id not in self.unreachable:
+                run = self.runs.get(run_id)
+                found[run_id] = None if run is None else RunLook(run.record, run.owner, run.intent)
+                if run_id in self.unreadable:
+                    found[run_id] = RunLook(None, None, None)
+        return found
 
-    async def read_leases(self) -> dict[str, bool]:
+    async def read_leases(self) -> dict[str, bool | None]:
         await self._enter("read_leases")
-        return {owner_id: trio.current_time() < until for owner_id, until in self.leases.items()}
+        now = trio.current_time()
+        return {
+            owner_id: None if owner_id in self.unreachable else now < until for owner_id, until in self.leases.items()
+        }
 
     async def read_owned(self, owner_id: str) -> Sequence[str]:
         await self._enter("read_owned")

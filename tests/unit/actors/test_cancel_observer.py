@@ -164,6 +164,15 @@ async def test_the_sweep_tells_a_run_that_it_was_judged(autojump_clock: MockCloc
         assert w.told_runs == ["judged"]
 
 
+async def test_the_sweep_leaves_runs_alone_whose_node_is_away(autojump_clock: MockClock) -> None:
+    async with watching(sweep=True) as w:
+        w.run("far")
+        w.run("near", intent=True)
+        w.store.unreachable.add("far")
+        await trio.sleep(SWEEP_SECONDS + 0.1)
+        assert w.told_runs == ["near"]
+
+
 async def test_the_sweep_tells_a_run_that_its_record_is_gone(autojump_clock: MockClock) -> None:
     """R21: after FLUSHALL the local runs stop. One that is just being created is none of them."""
     async with watching(sweep=True) as w:

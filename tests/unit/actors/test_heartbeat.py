@@ -123,8 +123,9 @@ async def test_a_touch_that_failed_is_made_up_for(autojump_clock: MockClock) -> 
 
     store.before = touch_fails
     async with beating(store, retention=60):
-        await trio.sleep(22)
-    assert [round(time - store.beats[0]) for time, _ in store.touched] == [21]
+        await trio.sleep(32)
+    assert [round(time - store.beats[0]) for time, _ in store.touched] == [30], "with the beats, not in between"
+    assert gaps(store.beats) == pytest.approx([5] * (len(store.beats) - 1)), "and the lease is renewed meanwhile"
 
 
 async def test_cannot_start_without_a_store(autojump_clock: MockClock) -> None:
@@ -190,4 +191,37 @@ async def test_a_run_without_an_end_stays_in_the_set_for_a_reaper(autojump_clock
         await trio.sleep(6)
         assert store.owned["me"] == {"running", "unknown"}
         assert runs.ended == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_retired_owner_beats_no_more(autojump_clock: MockClock) -> None:
+    """A beat behind the deletion would list a replica that is gone."""
+    store = BeatStore()
+    service = Heartbeat(store, OWNER, lease_seconds=15, retention_seconds=7200, runs=Runs([]))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(service.serve)
+        await trio.sleep(7)
+        beats = len(store.beats)
+        await service.retire()
+        await trio.sleep(60)
+        assert len(store.beats) == beats
+        assert store.calls["retire"] == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_runs_are_released_although_touching_fails(autojump_clock: MockClock) -> None:
+    store = BeatStore()
+    store.owned["me"] = {"over"}
+    store.runs["over"] = FakeRun(record("over").model_copy(update={"status": "failed"}), OWNER)
+
+    async def touch_fails(name: str) -> None:
+        if name == "touch_runs":
+            raise StoreUnavailableError("on purpose")
+
+    store.before = touch_fails
+    runs = Runs([], ended=["over"])
+    async with trio.open_nursery() as nursery:
+        await nursery.start(Heartbeat(store, OWNER, lease_seconds=1, retention_seconds=3, runs=runs).serve)
+        await trio.sleep(5)
+        assert store.owned["me"] == set()
         nursery.cancel_scope.cancel()

@@ -446,16 +446,51 @@ async def test_only_the_last_seconds_are_kept_for_a_failover(autojump_clock: Moc
         assert d.texts("one") == ["c", "d", "e"]
 
 
-async def test_a_flood_is_kept_only_as_far_as_the_runs_share_of_the_queue(autojump_clock: MockClock) -> None:
+async def test_what_is_kept_for_a_failover_is_bounded_for_all_runs_together(autojump_clock: MockClock) -> None:
     async with desk(queue_bytes=16 * 1000) as d:
-        log = d.open("one")
-        for _ in range(50):
-            log.offer("x" * 100)
+        logs = [d.open(f"run-{number}") for number in range(60)]
+        for log in logs:
+            log.offer("x" * 200)
             await log.log.flushed()
-        d.store.runs["one"].events.clear()
-        log.offer("last")
+        kept = [batch for log in logs for batch in d.publisher.kept(log.log.run_id)]
+        assert 5 <= len(kept) <= 16
+        assert d.publisher.kept(logs[-1].log.run_id)
+        d.store.runs["run-0"].events.clear()
+        logs[0].offer("last")
+        await logs[0].log.flushed()
+        assert d.texts("run-0") == ["last"], "what is not kept any more is lost, and the run goes on"
+
+
+async def test_a_second_failover_in_the_middle_of_the_first(autojump_clock: MockClock) -> None:
+    """The batch with the lost events in front was not answered, and the next primary has even less."""
+    async with desk() as d:
+        log, sibling = d.open("one"), d.open("two")
+        for filler in "abcd":
+            log.offer(filler)
+            await log.log.flushed()
+        run = d.store.runs["one"]
+        del run.events[3:]
+        seen = 0
+
+        async def fail_over(name: str) -> None:
+            nonlocal seen
+            if name == "append" and d.store.calls["read_tops"] == 1 and not seen:
+                seen = 1
+                del run.events[1:]
+                d.store.down = True
+            elif name == "append":
+                d.store.down = False
+
+        d.store.before = fail_over
+        log.offer("e")
+        sibling.offer("s")
         await log.log.flushed()
-        assert 2 <= len(d.texts("one")) <= 10
+        await sibling.log.flushed()
+        assert seen
+        assert d.texts("one") == ["a", "b", "c", "d", "e"]
+        assert d.texts("two") == ["s"]
+        assert d.publisher.budget.used == 0
+        assert log.told == []
 
 
 async def test_a_reply_lost_while_lost_events_are_written_again_doubles_nothing(autojump_clock: MockClock) -> None:
@@ -467,7 +502,7 @@ async def test_a_reply_lost_while_lost_events_are_written_again_doubles_nothing(
         del d.store.runs["one"].events[1:]
 
         async def lose(name: str) -> None:
-            if name == "read_top":
+            if name == "read_tops":
                 d.store.lose_replies["append"] = 1
 
         d.store.before = lose

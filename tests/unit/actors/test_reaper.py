@@ -161,6 +161,25 @@ async def test_a_reaper_that_was_stopped_starts_the_time_anew(autojump_clock: Mo
         assert run.record.status == "failed"
 
 
+async def test_a_reaper_that_is_frozen_in_the_middle_of_a_pass_judges_nobody(autojump_clock: MockClock) -> None:
+    """The store was away meanwhile, too: the lease is gone, and its owner had no chance to renew it yet."""
+    async with reaping() as w:
+        await trio.sleep(60)
+        w.store.leases["lost"] = trio.current_time()
+        run = w.run("r")
+
+        async def freeze(name: str) -> None:
+            if name == "read_owned":
+                w.store.before = None
+                await trio.sleep(60)
+
+        w.store.before = freeze
+        await trio.sleep(60 + 2 * POLL_SECONDS)
+        assert run.record.status == "running"
+        await trio.sleep(SOON)
+        assert run.record.status == "failed"
+
+
 async def test_an_owner_that_comes_back_while_it_is_judged_keeps_the_rest(autojump_clock: MockClock) -> None:
     async with reaping() as w:
         await trio.sleep(60)
@@ -209,6 +228,66 @@ async def test_own_entries_without_a_record_are_forgotten_in_the_end(autojump_cl
         assert w.store.owned["me"] == {"refused"}
         await trio.sleep(STRAY_SECONDS)
         assert w.store.owned["me"] == set()
+
+
+async def test_what_cannot_be_reached_or_read_keeps_nobody_else_from_a_verdict(autojump_clock: MockClock) -> None:
+    """A node of a cluster is away, and a key of one run holds something else."""
+    async with reaping() as w:
+        w.store.leases |= {"lost": 0, "away": 0}
+        good, odd, far = w.run("good"), w.run("odd"), w.run("far")
+        other = w.run("other", Owner("away", 1))
+        w.store.unreadable.add("odd")
+        w.store.unreachable |= {"far", "away"}
+        await trio.sleep(SOON)
+        assert good.record.status == "failed"
+        assert {run.record.status for run in (odd, far, other)} == {"running"}
+        assert w.store.owned["lost"] == {"far"}
+        w.store.unreachable.clear()
+        await trio.sleep(SOON + LEASE)
+        assert (far.record.status, other.record.status) == ("failed", "failed")
+
+
+async def test_a_verdict_that_fails_for_one_run_is_tried_again(autojump_clock: MockClock) -> None:
+    async with reaping() as w:
+        w.store.leases["lost"] = 0
+        runs = [w.run(f"r{number}") for number in range(3)]
+
+        async def fail(name: str) -> None:
+            if name == "judge" and w.store.calls["judge"] == 1:
+                raise ValueError("a key of the wrong type")
+
+        w.store.before = fail
+        await trio.sleep(SOON)
+        assert [run.record.status for run in runs] == ["running", "failed", "failed"]
+        assert w.store.owned["lost"] == {"r0"}
+        await trio.sleep(SOON)
+        assert runs[0].record.status == "failed"
+
+
+async def test_an_owner_that_came_back_while_another_was_judged_is_spared(autojump_clock: MockClock) -> None:
+    async with reaping() as w:
+        await trio.sleep(60)
+        w.store.leases |= {"lost": trio.current_time(), "other": trio.current_time()}
+        w.run("r1")
+        spared = w.run("r2", OTHER)
+
+        async def revive(name: str) -> None:
+            if name == "judge":
+                w.beat(OTHER)
+
+        w.store.before = revive
+        await trio.sleep(3)
+        assert spared.record.status == "running"
+
+
+async def test_a_run_whose_own_actor_failed_is_not_told_that_its_replica_was_lost(autojump_clock: MockClock) -> None:
+    async with reaping() as w:
+        stray = w.run("stray", ME)
+        w.beat(ME)
+        await trio.sleep(SOON)
+        assert stray.record.error == (
+            "The replica that executed this run failed to end it. The run's result and snapshot are lost."
+        )
 
 
 async def test_own_runs_that_nobody_executes_are_judged(autojump_clock: MockClock) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final, Generic, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Generic, Self, TypeVar
 
 from pydantic import Field
 
@@ -12,13 +12,18 @@ PLAIN_PROMPT_LAYER_TYPE_ID: Final = "plain.prompt"
 
 ObjectT = TypeVar("ObjectT")
 
+MAX_FRAGMENTS: Final = 10_000
+"""Of each kind: a million of them hold up every other run of the process for seconds."""
+
+_Fragments = Annotated[list[str], Field(max_length=MAX_FRAGMENTS)]
+
 
 class PromptLayerConfig(LayerConfig):
     """Config of ``PromptLayer``. A string is one item, also the empty string; nothing is trimmed."""
 
-    prefix: str | list[str] = Field(default_factory=list)
-    user: str | list[str] = Field(default_factory=list)
-    suffix: str | list[str] = Field(default_factory=list)
+    prefix: str | _Fragments = Field(default_factory=list)
+    user: str | _Fragments = Field(default_factory=list)
+    suffix: str | _Fragments = Field(default_factory=list)
 
 
 @dataclass

@@ -1,15 +1,17 @@
 """`scripted.tools`: tools that do what the request tells them to. For demos, load and tests."""
 
 from collections import Counter
-from typing import Final, Self
+from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue, model_validator
 
 from agenton.layers import LayerConfig
 from dify_agent.model.script import DelayMs, ToolName
 
 __all__ = ["SCRIPTED_TOOLS_LAYER_TYPE_ID", "ScriptedToolConfig", "ScriptedToolsLayerConfig"]
 
+MAX_TOOLS: Final = 1000
+"""Each has a schema of its own to compile: thirty thousand took seven seconds."""
 SCRIPTED_TOOLS_LAYER_TYPE_ID: Final = "scripted.tools"
 
 
@@ -57,7 +59,7 @@ class ScriptedToolConfig(BaseModel):
 class ScriptedToolsLayerConfig(LayerConfig):
     """The tools, in the order the model sees them."""
 
-    tools: list[ScriptedToolConfig]
+    tools: Annotated[list[ScriptedToolConfig], Field(max_length=MAX_TOOLS), FailFast()]
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

@@ -18,6 +18,7 @@ __all__ = [
     "DifyUserPromptTransferMethod",
 ]
 
+MAX_FILES: Final = 1000
 DIFY_USER_PROMPT_LAYER_TYPE_ID: Final = "dify.user_prompt"
 
 DifyUserPromptImageDetail = Literal["low", "high"]
@@ -124,4 +125,6 @@ class DifyUserPromptLayerConfig(LayerConfig):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
     text: _NonEmpty
-    files: Annotated[list[DifyUserPromptFileConfig], FailFast()] = Field(default_factory=list)
+    files: Annotated[list[DifyUserPromptFileConfig], FailFast(), Field(max_length=MAX_FILES)] = Field(
+        default_factory=list
+    )

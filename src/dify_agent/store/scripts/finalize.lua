@@ -5,5 +5,5 @@ if not stored then return {'missing'} end
 if stored == ARGV[1] then return {'applied', top_of(EVENTS)} end
 local status = status_of(stored)
 if status ~= 'running' then return {'unapplied', status} end
-if redis.call('EXISTS', INTENT) == 1 then return {'unapplied', 'running'} end
+if has_intent() then return {'unapplied', 'running'} end
 return {'applied', seal(ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5])}

@@ -15,6 +15,11 @@ local function top_of(events)
   return '0-0'
 end
 
+-- Whether a cancel was accepted. A stream without entries is no intent.
+local function has_intent()
+  return redis.call('XLEN', INTENT) > 0
+end
+
 local function keep(seconds, ...)
   for _, key in ipairs({...}) do redis.call('EXPIRE', key, seconds) end
 end

@@ -3,7 +3,7 @@ local stored = redis.call('GET', RECORD)
 if not stored then return {'missing'} end
 local status = status_of(stored)
 if status ~= 'running' then return {status} end
-if redis.call('EXISTS', INTENT) == 0 then
+if not has_intent() then
   redis.call('XADD', INTENT, 'MAXLEN', '=', 1, '*', 'payload', ARGV[1])
   keep(ARGV[2], RECORD, EVENTS, OWNER, INTENT)
 end

@@ -7,7 +7,7 @@ if stored == ARGV[2] then return {'applied', top_of(EVENTS), 'failed'} end
 if stored == ARGV[4] then return {'applied', top_of(EVENTS), 'cancelled'} end
 local status = status_of(stored)
 if status ~= 'running' or (redis.call('GET', OWNER) or '') ~= ARGV[1] then return {'unapplied', status} end
-if redis.call('EXISTS', INTENT) == 0 then
+if not has_intent() then
   return {'applied', seal(ARGV[2], ARGV[3], ARGV[6], ARGV[7], ARGV[8]), 'failed'}
 end
 if ARGV[4] == '' then return {'intent'} end

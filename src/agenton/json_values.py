@@ -171,8 +171,13 @@ class _Mending:
             return str(self._other(key))
 
 
+def is_long_integer(value: int) -> bool:
+    """Whether ``value`` has more than `MAX_DIGITS` digits."""
+    return value.bit_length() > _SHORT_INTEGER_BITS and abs(value) >= 10**MAX_DIGITS
+
+
 def _checked_integer(value: int) -> int:
-    if value.bit_length() > _SHORT_INTEGER_BITS and abs(value) >= 10**MAX_DIGITS:
+    if is_long_integer(value):
         raise NotJsonDataError(f"it has an integer of more than {MAX_DIGITS} digits")
     return value
 

@@ -168,6 +168,9 @@ def _bad_schemas() -> Iterator[Body]:
             "properties": {"a": {"$ref": "#/$defs/a"}},
             "$defs": {"a": _over(deep, "#/$defs/b"), "b": deep},
         },
+        {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}},
+        {"type": "object", "properties": {"a": {"$id": "urn:x", "type": "object"}}},
+        {"type": "object", "properties": {f"p{n}": {"pattern": f"^{n}$"} for n in range(300)}},
     ):
         yield with_config("dify.output", "output", json_schema=schema)
 

@@ -1,6 +1,6 @@
 """Parts that answer a tool call, and the clean-up of validation errors in them."""
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import ValidationError
 from pydantic_ai.exceptions import ModelRetry, ToolFailed, UserError
@@ -12,9 +12,11 @@ from pydantic_ai.messages import (
     ToolReturnPart,
     UserContent,
 )
-from pydantic_core import to_jsonable_python
 
 from dify_agent.protocol.json_values import MAX_VALUE_DEPTH, NotJsonDataError, json_data, readable_text
+
+NO_JSON: Final = "<value without a JSON form>"
+"""Stands for an argument that is nested too deeply, say."""
 
 RetryCause = Literal["validation_error", "model_retry", "unknown_tool"]
 UserExtra = str | list[UserContent] | None
@@ -97,18 +99,26 @@ def error_details(error: ValidationError) -> list[dict[str, Any]]:
     """The errors as JSON data, with the value that failed as a whole only once.
 
     Errors at the root, or one level below, repeat the same input; for a large one that fills the model's context.
+    What JSON cannot hold is replaced as in a tool's result, a value without any JSON form by `NO_JSON`.
     """
     details = error.errors(include_url=False, include_context=False)
     cleaned: list[dict[str, Any]] = []
     first_input: Any = None
     first_seen = False
     for detail in details:
-        entry: dict[str, Any] = dict(detail)
+        entry: dict[str, Any] = {**detail, "loc": list(detail["loc"])}
         if len(detail["loc"]) <= 1:
             if first_seen and detail["input"] == first_input:
                 del entry["input"]
             elif not first_seen:
                 first_input, first_seen = detail["input"], True
-        cleaned.append(entry)
-    data: list[dict[str, Any]] = to_jsonable_python(cleaned, serialize_unknown=True)
+        cleaned.append(_storable_detail(entry))
+    return cleaned
+
+
+def _storable_detail(entry: dict[str, Any]) -> dict[str, Any]:
+    try:
+        data: dict[str, Any] = json_data(entry, MAX_VALUE_DEPTH)
+    except NotJsonDataError:
+        data = json_data(entry | {"input": NO_JSON}, MAX_VALUE_DEPTH)
     return data

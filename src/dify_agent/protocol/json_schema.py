@@ -1,209 +1,112 @@
 """JSON Schemas that callers send: compiled so that no schema and no value can stop the process.
 
 The validator is ``jsonschema_rs``. The Python library was replaced because a schema's ``pattern`` runs in ``re``,
-which backtracks without a bound and holds the interpreter lock meanwhile: one argument of 60 characters hung a
-process for good (measured). Here patterns run in linear time, those with look-around within `BACKTRACK_LIMIT` steps.
+which backtracks without a bound: one argument of 60 characters hung a process for good (measured). This one matches in
+linear time, but it too holds the interpreter lock while it compiles and checks (measured), so a thread would not help:
+both are bounded before they begin, a schema by its size and a check by an estimate of its cost.
 """
 
-from collections.abc import Generator, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import unquote
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from dify_agent.errors import DifyAgentError
+from dify_agent.protocol.extent import Extent, TooManyValuesError, measure
+from dify_agent.protocol.json_values import MAX_VALUE_DEPTH
+from dify_agent.protocol.schema_cost import COST_LIMIT, SchemaCost, schema_cost
+from dify_agent.protocol.schema_patterns import pattern_costs, regex_options
+from dify_agent.protocol.schema_size import check_size
+from dify_agent.protocol.schema_walk import refuse_inner_documents, refuse_to_fetch
 
 if TYPE_CHECKING:
-    from jsonschema_rs import Validator
+    from jsonschema_rs import ValidationError, Validator
 
-BACKTRACK_LIMIT: Final = 10_000
-REGEX_BYTES: Final = 1 << 20
-"""Size of one compiled pattern."""
-EXPANSION_LIMIT: Final = 100_000
-"""Subschemas after all references are put in. References to references double with each step: thirty of them make a
-thousand million checks of one value."""
-DEPTH_LIMIT: Final = 1000
-"""Subschemas within one another, a reference counting as one step: the validator recurses on the thread's stack, and
-50,000 of them ended the process (measured)."""
+LONG_INTEGERS: Final = 200
+"""Of more than 64 bits in one value: ``uniqueItems`` compares each of them to all others, 2,000 in 8 s (measured)."""
+ERROR_LIMIT: Final = 20_000
+"""Errors that may be listed to report one, at 7 µs each (measured)."""
 
-TOO_LARGE: Final = f"the schema has more than {EXPANSION_LIMIT} subschemas once its references are put in"
-TOO_DEEP: Final = f"the schema is nested more than {DEPTH_LIMIT} levels deep once its references are put in"
-
-DATA_KEYWORDS: Final = frozenset({"const", "default", "enum", "example", "examples"})
-"""Keywords whose value is data, not a schema."""
-NAMED_KEYWORDS: Final = frozenset(
-    {"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"}
-)
-"""Keywords whose value has names for keys, which mean nothing themselves, and schemas for values."""
-REFERENCE_KEYWORDS: Final = ("$ref", "$dynamicRef", "$recursiveRef")
-_NAMES: Final = ("$anchor", "$dynamicAnchor", "$id", "id")
-"""Keywords that give a fragment a name; in older drafts ``#name`` is an id."""
-
-_Schema = Mapping[str, Any]
+TOO_COSTLY: Final = "it is too large to be checked against its schema; send less, or several smaller ones"
+TOO_LONG: Final = f"it has more than {LONG_INTEGERS} integers of more than 64 bits"
 
 
-def compile_schema(schema: Mapping[str, Any]) -> "Validator":
-    """A validator for ``schema``, draft by its ``$schema``, else the newest.
+class TooCostlyError(DifyAgentError):
+    """A value that would take too long to check. The text says what to do, without a subject."""
+
+
+def checked_extent(value: Any, *, finite: bool = True) -> Extent:
+    """The extent of a value that is to be checked; ``finite`` as in `measure`.
 
     Raises:
-        ValueError: it is no valid JSON Schema, too large once expanded, nested too deeply, or has a reference that
-            does not start with ``#``. Nothing is fetched: a document named by a request would let a caller reach
-            inner hosts and files.
+        NotJsonError: it is no JSON, or nested too deeply.
+        TooCostlyError: it has too many values.
+    """
+    try:
+        return measure(value, MAX_VALUE_DEPTH, finite=finite)
+    except TooManyValuesError as error:
+        raise TooCostlyError(str(error)) from None
+
+
+class SchemaCheck:
+    """A compiled schema."""
+
+    def __init__(self, validator: "Validator", cost: SchemaCost) -> None:
+        self._validator: Final = validator
+        self._cost: Final = cost
+
+    @property
+    def cyclic(self) -> bool:
+        """Whether the schema contains itself: then the number of errors can double with each level of a value."""
+        return self._cost.cyclic
+
+    def is_valid(self, value: Any, extent: Extent) -> bool:
+        """Whether ``value`` fits; ``extent`` is its own.
+
+        Raises:
+            TooCostlyError: it would take more than about 0.3 s to find out.
+        """
+        if extent.long_integers > LONG_INTEGERS:
+            raise TooCostlyError(TOO_LONG)
+        if self._cost.of_check(extent) > COST_LIMIT:
+            raise TooCostlyError(TOO_COSTLY)
+        return self._validator.is_valid(value)
+
+    def errors(self, value: Any) -> Iterator["ValidationError"]:
+        """All errors of a value that does not fit. The caller knows that listing them is bounded."""
+        return self._validator.iter_errors(value)
+
+    def first_error(self, value: Any, extent: Extent) -> "ValidationError | None":
+        """The first error in the order of the schema; None where finding it would take too long."""
+        import jsonschema_rs
+
+        if self._cost.of_one_error(extent) > ERROR_LIMIT:
+            return None
+        try:
+            self._validator.validate(value)
+        except jsonschema_rs.ValidationError as error:
+            return error
+        return None
+
+
+def compile_schema(schema: Mapping[str, Any]) -> SchemaCheck:
+    """A check for ``schema``, draft by its ``$schema``, else the newest. ``format`` is an annotation in every draft.
+
+    Takes no more than about 0.3 s, whatever the schema.
+
+    Raises:
+        ValueError: it is no valid JSON Schema, exceeds a limit of `schema_size`, `schema_patterns` or `schema_cost`,
+            has a pattern with look-around or a backreference, a part with an ``$id``, or a reference that does not
+            start with ``#``. Nothing is fetched: a document named by a request would let a caller reach inner hosts
+            and files.
     """
     import jsonschema_rs
 
-    _Expansion(schema).check()
-    patterns = jsonschema_rs.FancyRegexOptions(backtrack_limit=BACKTRACK_LIMIT, size_limit=REGEX_BYTES)
+    check_size(schema)
+    refuse_inner_documents(schema)
+    cost = schema_cost(schema, pattern_costs(schema))
     try:
-        return jsonschema_rs.validator_for(dict(schema), pattern_options=patterns, retriever=_refuse_to_fetch)
+        validator = jsonschema_rs.validator_for(
+            dict(schema), pattern_options=regex_options(), retriever=refuse_to_fetch, validate_formats=False
+        )
     except jsonschema_rs.ValidationError as error:
         raise ValueError(error.message) from None
-
-
-def subschemas(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The schemas one level below, in order: what stands in schema positions, also under unknown keywords."""
-    for keyword, value in schema.items():
-        if keyword in DATA_KEYWORDS:
-            continue
-        if keyword in NAMED_KEYWORDS and isinstance(value, Mapping):
-            for named in value.values():
-                yield from _schemas_in(named)
-        else:
-            yield from _schemas_in(value)
-
-
-def follow_pointer(document: Any, pointer: str) -> Any:
-    """What ``pointer``, the fragment of a reference, leads to (RFC 6901, section 6).
-
-    Raises:
-        LookupError: nothing is there.
-    """
-    return [document, *_steps(document, pointer)][-1]
-
-
-def _steps(document: Any, pointer: str) -> Iterator[Any]:
-    node = document
-    for step in unquote(pointer).split("/")[1:]:
-        key = step.replace("~1", "/").replace("~0", "~")
-        if isinstance(node, Mapping):
-            node = node[key]
-        elif isinstance(node, list) and key.isdecimal():
-            node = node[int(key)]
-        else:
-            raise LookupError(key)
-        yield node
-
-
-def _schemas_in(value: Any) -> Iterator[Mapping[str, Any]]:
-    if isinstance(value, Mapping):
-        yield value
-    elif isinstance(value, list):
-        for item in value:
-            yield from _schemas_in(item)
-
-
-def _refuse_to_fetch(_uri: str) -> Any:
-    raise ValueError("only references within the schema are supported")
-
-
-class _Size(NamedTuple):
-    schemas: int
-    """Subschemas, itself included."""
-    height: int
-    """Subschemas within one another."""
-
-
-class _Expansion:
-    """How many subschemas a schema has with every reference put in; what stands in itself counts 1 there.
-
-    Errs on the high side: a reference may be meant for the document or for the part of it with an ``$id`` of its own,
-    and several anchors may have its name. All are counted.
-    """
-
-    def __init__(self, schema: Mapping[str, Any]) -> None:
-        self._document = schema
-        self._sizes: dict[tuple[int, int], _Size] = {}
-        self._anchors: dict[str, list[Mapping[str, Any]]] | None = None
-
-    def check(self) -> None:
-        """Measure, without recursion: chains of references may be long.
-
-        Raises:
-            ValueError: over a limit, or a reference leads out of the schema.
-        """
-        open_schemas = [self._size(self._document, self._document)]
-        answer: _Size | None = None
-        while open_schemas:
-            measuring = open_schemas[-1]
-            try:
-                inner = next(measuring) if answer is None else measuring.send(answer)
-            except StopIteration as done:
-                open_schemas.pop()
-                answer = done.value
-            else:
-                open_schemas.append(self._size(*inner))
-                answer = None
-            if len(open_schemas) > DEPTH_LIMIT:
-                raise ValueError(TOO_DEEP)
-
-    def _size(self, schema: _Schema, resource: _Schema) -> Generator[tuple[_Schema, _Schema], _Size, _Size]:
-        """Yields each schema whose size it needs, with its resource; returns its own size."""
-        resource = _resource(schema, resource)
-        count, height = 1, 0
-        for child in subschemas(schema):
-            size = yield child, resource
-            count, height = count + size.schemas, max(height, size.height)
-        for target in self._targets(schema, resource):
-            key = (id(target[0]), id(target[1]))
-            if key not in self._sizes:
-                self._sizes[key] = _Size(1, 1)  # met again while it is measured: a cycle, which the instance bounds
-                self._sizes[key] = yield target
-            size = self._sizes[key]
-            count, height = count + size.schemas, max(height, size.height)
-        if count > EXPANSION_LIMIT:
-            raise ValueError(TOO_LARGE)
-        if height >= DEPTH_LIMIT:
-            raise ValueError(TOO_DEEP)
-        return _Size(count, height + 1)
-
-    def _targets(self, schema: _Schema, resource: _Schema) -> Iterator[tuple[_Schema, _Schema]]:
-        """What the references of ``schema`` itself may mean, each with its resource."""
-        for keyword in REFERENCE_KEYWORDS:
-            if not isinstance(reference := schema.get(keyword), str):
-                continue
-            document, _, fragment = reference.partition("#")
-            if document:
-                _refuse_to_fetch(document)
-            if fragment and not fragment.startswith("/"):
-                yield from ((target, target) for target in self._anchored(unquote(fragment)))
-                continue
-            bases = [self._document] if resource is self._document else [self._document, resource]
-            for base in bases:
-                yield from _pointed(base, fragment)
-
-    def _anchored(self, name: str) -> list[Mapping[str, Any]]:
-        if self._anchors is None:
-            self._anchors = {}
-            pending = [self._document]
-            while pending:
-                schema = pending.pop()
-                for keyword in _NAMES:
-                    if isinstance(anchor := schema.get(keyword), str):
-                        self._anchors.setdefault(anchor.removeprefix("#"), []).append(schema)
-                pending.extend(subschemas(schema))
-        return self._anchors.get(name, [])
-
-
-def _pointed(base: _Schema, pointer: str) -> Iterator[tuple[_Schema, _Schema]]:
-    target: Any = base
-    resource = base
-    try:
-        for target in _steps(base, pointer):
-            resource = _resource(target, resource)
-    except LookupError:
-        return
-    if isinstance(target, Mapping):
-        yield target, resource
-
-
-def _resource(node: Any, around: _Schema) -> _Schema:
-    """The schema that fragments inside ``node`` are relative to."""
-    return (
-        node if isinstance(node, Mapping) and any(isinstance(node.get(key), str) for key in ("$id", "id")) else around
-    )
+    return SchemaCheck(validator, cost)

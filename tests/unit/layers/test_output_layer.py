@@ -237,7 +237,7 @@ def doubling(steps: int) -> dict[str, Any]:
 def test_definitions_that_double_are_refused_in_time() -> None:
     assert exposed(doubling(4))
     began = time.monotonic()
-    with pytest.raises(ValueError, match="more than 100000 parts once its references are put in"):
+    with pytest.raises(ValueError, match="more than 20000 parts once its references are put in"):
         contract(doubling(60))
     assert time.monotonic() - began < SECONDS
 
@@ -368,6 +368,24 @@ def test_beyond_the_bound_the_first_error_of_the_schema_is_told(monkeypatch: pyt
     assert refusal(schema, value).startswith(f"{MISMATCH}$.a: ")
     monkeypatch.setattr(check_module, "LISTING_COST", 0)
     assert refusal(schema, value) in {f'{MISMATCH}$.{name}: "x" is not of type "integer"' for name in "ab"}
+
+
+def test_an_output_that_would_take_long_to_check_is_refused() -> None:
+    choices = [{"type": "integer", "minimum": 10 + number} for number in range(1000)]
+    text = refusal({"properties": {"a": {"items": {"anyOf": choices}}}}, {"a": [5] * 20_000})
+    assert text.startswith("Output cannot be checked: it is too large to be checked against its schema; send less")
+    assert refusal({}, {"a": [[1] * 1000] * 1000}) == "Output cannot be checked: it has more than 200000 values"
+
+
+def test_an_error_that_would_take_long_to_find_is_not_told() -> None:
+    inner: dict[str, Any] = {"type": "integer"}
+    for _ in range(9):
+        inner = {"anyOf": [{"items": inner, "minItems": 1}, {"items": inner, "maxItems": 0}]}
+    value: Any = "x"
+    for _ in range(9):
+        value = [value] * 2
+    text = refusal({"properties": {"a": inner}}, {"a": value})
+    assert text == f"{MISMATCH}$: too large to say where"
 
 
 def test_a_large_output_is_checked_in_time() -> None:

@@ -20,6 +20,9 @@ from tests.unit.loop.scripted import (
     turn,
 )
 
+from agenton.json_values import is_exact
+from dify_agent.protocol.json_values import MAX_VALUE_DEPTH
+
 SCHEMA = {
     "type": "object",
     "properties": {"x": {"type": "integer", "minimum": 1}, "tags": {"type": "array", "items": {"type": "string"}}},
@@ -260,3 +263,61 @@ async def test_feedback_names_what_may_be_returned() -> None:
 
 async def test_all_text_parts_are_the_answer() -> None:
     assert (await play(turn(Text("one "), Thinking("hm", 1), Text("two", 2)))).result == "one two"
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+def circular() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    value["x"] = [value]
+    return value
+
+
+UNFIT: dict[str, dict[str, Any]] = {
+    "half a surrogate pair": {"x": "\ud800"},
+    "half a surrogate pair in a key": {"\ud800": 1, "x": "text"},
+    "deep": {"x": nested(300)},
+    "deeper than the stack": {"x": nested(5000)},
+    "long integer": {"y": "text", "x": 10**5000},
+    "circle": circular(),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+@pytest.mark.parametrize("kind", ["any schema", "schema", "function"])
+async def test_arguments_without_a_json_form_are_retried(name: str, kind: str) -> None:
+    async def take(x: list[int], y: int) -> str:
+        return "ok"
+
+    tool = {"any schema": from_schema({"type": "object"}), "schema": from_schema(), "function": Tool(take)}[kind]
+    ran = await play(turn(Call("take", UNFIT[name])), DONE, tools=[tool])
+    assert (ran.error, valid(ran)) == (None, [False])
+    details = ran.parts(2)[0].content
+    assert is_exact(details, MAX_VALUE_DEPTH)
+
+
+async def test_a_tool_from_a_schema_takes_what_python_reads_as_numbers() -> None:
+    ran = await play(turn(Call("take", '{"x": [NaN, Infinity]}')), DONE, tools=[from_schema({"type": "object"})])
+    assert (ran.error, valid(ran)) == (None, [True])
+
+
+async def test_arguments_that_would_take_long_to_check_are_retried() -> None:
+    choices = [{"minimum": 10 + number} for number in range(1000)]
+    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"anyOf": choices}}}}
+    ran = await play(turn(Call("take", {"a": [5] * 20_000})), DONE, tools=[from_schema(schema)])
+    [detail] = ran.parts(2)[0].content
+    assert detail["msg"].startswith("the arguments cannot be checked: it is too large")
+    assert detail["input"] == "<too large>"
+
+
+async def test_an_error_that_would_take_long_to_find_is_not_told() -> None:
+    node = {"type": "object", "properties": {"a": {"$ref": "#"}}}
+    schema = {"type": "object", "anyOf": [{**node, "required": ["x"]}, {**node, "required": ["y"]}]}
+    ran = await play(turn(Call("take", nested(40))), DONE, tools=[from_schema(schema)])
+    [detail] = ran.parts(2)[0].content
+    assert detail["msg"] == "too large to say where it does not fit"

@@ -5,17 +5,21 @@ from typing import Any
 
 import pytest
 
+from dify_agent.protocol.extent import measure
 from dify_agent.protocol.json_schema import compile_schema
 
 SECONDS = 1.0
 """Far above what these take (microseconds), far below what they took (minutes)."""
 
 
-@pytest.mark.parametrize("pattern", ["(a+)+$", "(?=a)(a+)+$", "^(a|aa)+$"])
+def fits(schema: dict[str, Any], value: Any) -> bool:
+    return compile_schema(schema).is_valid(value, measure(value))
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "^(a|aa)+$", "(a*)*b"])
 def test_no_pattern_backtracks_without_a_bound(pattern: str) -> None:
-    validator = compile_schema({"pattern": pattern})
     began = time.monotonic()
-    validator.is_valid("a" * 60 + "!")
+    assert not fits({"pattern": pattern}, "a" * 50_000 + "!")
     assert time.monotonic() - began < SECONDS
 
 
@@ -27,7 +31,7 @@ def doubling(steps: int) -> dict[str, Any]:
 
 
 def test_references_that_double_are_refused() -> None:
-    assert compile_schema(doubling(8)).is_valid(1)
+    assert fits(doubling(8), 1)
     began = time.monotonic()
     with pytest.raises(ValueError, match="subschemas"):
         compile_schema(doubling(40))
@@ -50,14 +54,13 @@ def test_what_is_no_schema_is_refused(schema: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("schema", [{"$ref": "#"}, {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}])
 def test_schemas_that_contain_themselves_end(schema: dict[str, Any]) -> None:
-    assert compile_schema(schema).is_valid({"a": 1})
+    assert fits(schema, {"a": 1})
 
 
 def test_recursive_schemas_follow_the_value() -> None:
     tree = {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}}
-    validator = compile_schema(tree)
-    assert validator.is_valid({"children": [{"children": []}]})
-    assert not validator.is_valid({"children": [{"children": [1]}]})
+    assert fits(tree, {"children": [{"children": []}]})
+    assert not fits(tree, {"children": [{"children": [1]}]})
 
 
 def test_data_keywords_are_not_looked_into() -> None:
@@ -89,8 +92,6 @@ def chain(form: str, length: int) -> dict[str, Any]:
             names = {"n0": {}}
             names |= {f"n{i}": {"allOf": [{"$dynamicRef": f"#/$defs/n{i - 1}"}] * 2} for i in steps}
             return {"$defs": names, "$dynamicRef": f"#/$defs/n{last}"}
-        case "inner document":
-            return {"properties": {"a": doubling(length) | {"$id": "http://example.com/inner"}}}
         case "within data":
             return {"enum": [{}, *(twice(f"#/enum/{i - 1}") for i in steps)], "$ref": f"#/enum/{last}"}
         case _:
@@ -103,14 +104,13 @@ FORMS = [
     "position in a list",
     "anchor",
     "dynamic",
-    "inner document",
     "within data",
 ]
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_doubling_is_refused_however_the_references_are_written(form: str) -> None:
-    compile_schema(chain(form, 5)).is_valid({"a": 1, "default": 1})
+    fits(chain(form, 5), {"a": 1, "default": 1})
     began = time.monotonic()
     with pytest.raises(ValueError, match="subschemas"):
         compile_schema(chain(form, 40))
@@ -132,8 +132,8 @@ def test_long_chains_are_refused(backwards: bool) -> None:
 def test_chains_of_usual_length_are_followed() -> None:
     names = {f"n{i}": {"not": {"$ref": f"#/$defs/n{i + 1}"}} for i in range(200)}
     schema = {"$defs": {**names, "n200": {"type": "integer"}}, "$ref": "#/$defs/n0"}
-    assert compile_schema(schema).is_valid(1)
-    assert not compile_schema(schema).is_valid("x")
+    assert fits(schema, 1)
+    assert not fits(schema, "x")
 
 
 @pytest.mark.parametrize(
@@ -144,5 +144,5 @@ def test_chains_of_usual_length_are_followed() -> None:
     ],
 )
 def test_property_names_are_no_keywords(schema: dict[str, Any]) -> None:
-    assert compile_schema(schema).is_valid({"$ref": 1})
-    assert not compile_schema(schema).is_valid({"$ref": "x"})
+    assert fits(schema, {"$ref": 1})
+    assert not fits(schema, {"$ref": "x"})

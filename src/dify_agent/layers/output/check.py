@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from pydantic import TypeAdapter, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from dify_agent.layers.output.json_values import NotJsonError, format_path, measure
 from dify_agent.loop.port import OUTPUT_TOOL_NAME
-from dify_agent.protocol.json_schema import compile_schema
-from dify_agent.protocol.json_values import MAX_VALUE_DEPTH
+from dify_agent.protocol.extent import Extent, NotJsonError, TooManyValuesError, format_path, measure
+from dify_agent.protocol.json_schema import TooCostlyError, checked_extent, compile_schema
 
 if TYPE_CHECKING:
     from jsonschema_rs import ValidationError as SchemaError
@@ -36,11 +35,13 @@ def output_validator(schema: Mapping[str, Any], exposed: Mapping[str, Any]) -> T
 
 class _OutputCheck:
     def __init__(self, schema: Mapping[str, Any], exposed: Mapping[str, Any]) -> None:
-        self._validator: Final = compile_schema(schema)
+        self._schema: Final = compile_schema(schema)
         try:
             self._extent: Final = measure(exposed)
         except NotJsonError as error:
             raise ValueError(f"The output schema is not JSON: {error}") from None
+        except TooManyValuesError as error:
+            raise ValueError(f"The output schema is too large: {error}") from None
 
     def validate(self, value: Any, to_object: ValidatorFunctionWrapHandler) -> dict[str, Any]:
         """The output, if it is one."""
@@ -48,30 +49,28 @@ class _OutputCheck:
             result: dict[str, Any] = to_object(value)  # refuses it in Pydantic's words
             return result
         try:
-            cost = self._listing_cost(value)
+            extent = checked_extent(value)
+            # Pydantic copies only the outermost object; its keys are strings by now.
+            valid = self._schema.is_valid(value, extent)
         except NotJsonError as error:
             raise _not_json(error) from None
-        # Pydantic copies only the outermost object; its keys are strings by now.
-        if not self._validator.is_valid(value):
-            raise _mismatch(self._first_error(value, cost))
+        except TooCostlyError as error:
+            raise _refusal(f"Output cannot be checked: {error}") from None
+        if not valid:
+            raise _mismatch(self._first_error(value, extent))
         return value
 
-    def _listing_cost(self, value: dict[str, Any]) -> int:
+    def _listing_cost(self, extent: Extent) -> int:
         """At worst each part of the schema refuses each value, and quotes itself or the value."""
-        extent = measure(value, MAX_VALUE_DEPTH)
         quoted = self._extent.values * extent.characters + extent.values * self._extent.characters
         return quoted + ERROR_COST * self._extent.values * extent.values
 
-    def _first_error(self, value: dict[str, Any], cost: int) -> "SchemaError":
-        """The first error by path; where listing all may cost too much, the first in the order of the schema."""
-        import jsonschema_rs
-
-        if cost > LISTING_COST:
-            try:
-                self._validator.validate(value)
-            except jsonschema_rs.ValidationError as error:
-                return error
-        return min(self._validator.iter_errors(value), key=_position)
+    def _first_error(self, value: dict[str, Any], extent: Extent) -> "SchemaError | None":
+        """The first error by path; where listing all may cost too much, the first in the order of the schema, or none
+        at all."""
+        if self._listing_cost(extent) > LISTING_COST:
+            return self._schema.first_error(value, extent)
+        return min(self._schema.errors(value), key=_position)
 
 
 def _position(error: "SchemaError") -> list[tuple[bool, int | str]]:
@@ -79,13 +78,18 @@ def _position(error: "SchemaError") -> list[tuple[bool, int | str]]:
     return [(isinstance(step, str), step) for step in error.instance_path]
 
 
-def _mismatch(error: "SchemaError") -> PydanticCustomError:
+def _mismatch(error: "SchemaError | None") -> PydanticCustomError:
+    if error is None:
+        return _refusal("Output does not match JSON Schema: $: too large to say where")
     message = error.message
     if len(message) > MESSAGE_CHARACTERS:
         message = f"{message[:MESSAGE_CHARACTERS]}…"
-    text = f"{format_path(list(error.instance_path))}: {message}"
+    return _refusal(f"Output does not match JSON Schema: {format_path(list(error.instance_path))}: {message}")
+
+
+def _refusal(text: str) -> PydanticCustomError:
     # The text goes through the context, so that braces in it are not taken for a template's fields.
-    return PydanticCustomError(ERROR_TYPE, "Output does not match JSON Schema: {text}", {"text": text})
+    return PydanticCustomError(ERROR_TYPE, "{text}", {"text": text})
 
 
 def _not_json(error: NotJsonError) -> ValidationError:

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dify_agent.loop.port import OUTPUT_TOOL_NAME
-from dify_agent.protocol.json_schema import (
+from dify_agent.protocol.schema_size import EXPANSION_LIMIT
+from dify_agent.protocol.schema_walk import (
     DATA_KEYWORDS,
-    EXPANSION_LIMIT,
     NAMED_KEYWORDS,
     REFERENCE_KEYWORDS,
     follow_pointer,

@@ -60,6 +60,6 @@ async def open_wire(unix_socket: str) -> AsyncIterator[Wire]:
     async with trio.open_nursery() as nursery:
         (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
         wire = Wire(unix_socket, nursery, listener)
-        nursery.start_soon(trio.serve_listeners, wire.accept, [listener])
+        await nursery.start(trio.serve_listeners, wire.accept, [listener])
         yield wire
         nursery.cancel_scope.cancel(reason="the test is over")

@@ -100,6 +100,7 @@ def test_the_full_model_holds(part):
     assert found.edges.keys() <= beginnings.labels(), "a transition or outcome that is not replayed"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("fault", MUTANTS)
 def test_each_invariant_can_fail(fault):
     invariant, bounds = MUTANTS[fault]

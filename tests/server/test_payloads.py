@@ -23,6 +23,7 @@ from tests.server.payload_corpus import (
     OUTPUT_REFUSES,
     RESULTS,
     STATES,
+    TOO_DEEP,
     Refused,
     Valid,
 )
@@ -196,7 +197,8 @@ async def test_tool_arguments_under_a_json_schema(server: Server, api: Api, name
     tools = ({"name": "probe", "parameters": schema, "result": 1},)
     events = await logged(server, api, run_of(calling_with("probe", text), {"text": "done"}, tools=tools))
     (call,) = of_kind(events, "function_tool_call")
-    assert (call["part"]["args"], call["args_valid"]) == (text, outcome is not INVALID)
+    # What is nested too deeply for a result is too deep to be checked as well, and asked for again.
+    assert (call["part"]["args"], call["args_valid"]) == (text, outcome not in (INVALID, TOO_DEEP))
     succeeded(events)
 
 

@@ -65,7 +65,7 @@ def check(
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    assert "8 selected / 8 total" in done.stdout, done.stdout
+    assert "9 selected / 9 total" in done.stdout, done.stdout
     return {
         (f"{entry['request']['method']} {_route(entry['request']['url'])}", entry["response"]["status"])
         for entry in json.loads(report.read_text())["log"]["entries"]

@@ -101,6 +101,7 @@ async def fresh_create(server: Server) -> str:
         return await api.create(run_of(HANG))
 
 
+@pytest.mark.full
 async def test_no_connection_is_refused_while_workers_are_replaced(store: StoreServer) -> None:
     with served(store) as server:
         await all_listening(server)
@@ -142,6 +143,7 @@ async def test_workers_drain_when_their_parent_is_killed(store: StoreServer) -> 
         await until(lambda: gone(children), "the workers end")
 
 
+@pytest.mark.full
 async def test_a_second_signal_ends_all_at_once(store: StoreServer) -> None:
     with served(store, shutdown_grace_seconds=60) as server:
         await all_listening(server)
@@ -166,6 +168,7 @@ async def test_what_keeps_a_worker_from_starting_is_told_once(
         assert [each["event"] for each in server.records()].count(event) == 1
 
 
+@pytest.mark.full
 async def test_metrics_of_a_dead_worker_keep_their_counters(store: StoreServer) -> None:
     with served(store) as server:
         await all_listening(server)

@@ -54,7 +54,7 @@ async def test_the_shortest_way_to_every_transition_and_outcome(new_replay):
     assert len(played) == 167
 
 
-@pytest.mark.slow
+@pytest.mark.full
 async def test_random_walks(new_replay):
     chance = random.Random(SEED)
     for _ in range(WALKS):

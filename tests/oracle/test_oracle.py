@@ -15,7 +15,7 @@ from tests.oracle.hand import hand
 from tests.oracle.runner import AGENT, LOOP, Answers, Side, judge, play, verdicts
 
 HAND = hand()
-RANDOM_ORDINARY = 200
+RANDOM_ORDINARY = 100
 RANDOM_FULL = 2000
 FULL_SEED = 20_000
 

@@ -77,6 +77,7 @@ async def test_a_killed_owners_runs_end_in_every_phase(store: StoreServer, survi
             assert frames[-1].event == "run_failed"
 
 
+@pytest.mark.full
 async def test_a_cancel_outlives_the_owner(store: StoreServer, survivor: Server, api_of) -> None:
     """Accepted while the owner is frozen, so only the verdict can honour it."""
     with doomed(store, survivor) as owner:
@@ -150,6 +151,7 @@ async def test_an_outage_of_twice_the_lease_condemns_no_living_owner(how: str) -
                 assert "run judged" not in replica.log
 
 
+@pytest.mark.full
 async def test_a_layer_that_hangs_on_its_way_out_is_judged_as_well(
     store: StoreServer, survivor: Server, api_of
 ) -> None:

@@ -190,6 +190,7 @@ async def test_tool_arguments(server: Server, api: Api, name: str) -> None:
     await goes_on(api, succeeded(events)["session_snapshot"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ARGUMENTS)
 async def test_tool_arguments_under_a_json_schema(server: Server, api: Api, name: str) -> None:
     text, outcome = ARGUMENTS[name]

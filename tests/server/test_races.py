@@ -155,15 +155,16 @@ class Race:
 
 
 @pytest.mark.slow
-async def test_of_four_endings_at_once_each_run_has_one(store: StoreServer) -> None:
+@pytest.mark.parametrize("count", [300, pytest.param(RACES, marks=pytest.mark.full)])
+async def test_of_four_endings_at_once_each_run_has_one(store: StoreServer, count: int) -> None:
     dice = random.Random(SEED)
-    prefix = "races"
+    prefix = f"races-{count}"
     starts = Starts()
     witness = store.witness
     before_all = tasks()
     async with supervisor_over(store, prefix) as supervisor:
         before = await settled(tasks)
-        races = [Race(number, supervisor, starts, dice) for number in range(RACES)]
+        races = [Race(number, supervisor, starts, dice) for number in range(count)]
         limit = trio.CapacityLimiter(AT_ONCE)
 
         async def one(race: Race) -> None:
@@ -190,7 +191,7 @@ async def test_of_four_endings_at_once_each_run_has_one(store: StoreServer) -> N
             endings[ending_of(run)] += 1
         await supervisor.retire()
     assert tasks() == before_all
-    print(f"\n{RACES} races ended as {dict(endings.most_common())}")
+    print(f"\n{count} races ended as {dict(endings.most_common())}")
     assert set(endings) == ENDINGS
 
 

@@ -150,6 +150,7 @@ def test_many_sessions_go_on(replicas: Replicas, ending: Ending):
     check_examples(ending, replicas, settings(QUIET, max_examples=EXAMPLES[ending] * 10))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ending", ["cancel", "deadline", "failure", "question"])
 async def test_every_step_of_an_ending(replicas: Replicas, ending: Ending):
     """What the examples may miss: each step, whichever they drew."""
@@ -164,6 +165,7 @@ async def test_every_step_of_an_ending(replicas: Replicas, ending: Ending):
             nursery.start_soon(check_one, session, name=str(session))
 
 
+@pytest.mark.full
 async def test_every_step_of_a_shutdown(replicas: Replicas):
     """One process ends under the disturbed runs of all the sessions."""
     async with client(replicas.patient) as api:

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+from urllib.parse import quote
 
 import httpx2
 import trio
@@ -204,6 +205,18 @@ def _is_foreign(error: httpx2.RequestError) -> bool:
     return isinstance(error, httpx2.DecodingError) or (
         isinstance(error, httpx2.RemoteProtocolError) and not any(word in str(error) for word in early)
     )
+
+
+def tenant_segment(tenant_id: str) -> str:
+    """``tenant_id`` as one segment of the plugin daemon's paths.
+
+    Raises:
+        ValueError: it would be no segment of its own: a dot segment is resolved away, and the request would reach
+            another path.
+    """
+    if tenant_id in ("", ".", ".."):
+        raise ValueError(f"tenant_id {tenant_id!r} cannot stand in the plugin daemon's path")
+    return quote(tenant_id, safe="")
 
 
 def _address(error: httpx2.RequestError) -> str | None:

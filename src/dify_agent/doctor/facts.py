@@ -10,6 +10,7 @@ from pydantic_core import from_json
 from dify_agent.protocol.event_id import START, EventId
 from dify_agent.protocol.schemas import RunStatusResponse
 from dify_agent.store.base import Owner, StoredEvent
+from dify_agent.store.texts import read_owner
 
 TERMINAL_STATUS: Final = {"run_succeeded": "succeeded", "run_failed": "failed", "run_cancelled": "cancelled"}
 EXAMPLES: Final = 3
@@ -170,8 +171,7 @@ class RunFacts:
     @property
     def owner_of_record(self) -> Owner | None:
         """The owner key's content, None when there is none or it cannot be read."""
-        epoch, _, owner_id = (self.owner_text or b"").decode("utf-8", "replace").partition(":")
-        return Owner(owner_id, int(epoch)) if epoch.isascii() and epoch.isdigit() and owner_id else None
+        return None if self.owner_text is None else read_owner(self.owner_text)
 
 
 @dataclass(frozen=True, slots=True)

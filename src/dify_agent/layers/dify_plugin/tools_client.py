@@ -1,13 +1,12 @@
 """Calls of plugin tools at the plugin daemon (specification: integrations 4.3, 4.4, framing 3.6). Never repeated."""
 
 from typing import Any, Final
-from urllib.parse import quote
 
 import httpx2
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import from_json
 
-from dify_agent.backends.transport import OutboundHttp, TransportReason, transport_failure
+from dify_agent.backends.transport import OutboundHttp, TransportReason, tenant_segment, transport_failure
 from dify_agent.errors import DifyAgentError, RunFailedError
 from dify_agent.layers.dify_plugin.messages import Observation
 from dify_agent.layers.inner_api import brief
@@ -62,7 +61,7 @@ async def invoke_tool(outbound: OutboundHttp, *, tenant_id: str, plugin_id: str,
         ValueError: the reply is malformed or too large, or the tenant cannot stand in a path.
         PluginDaemonUnavailableError: the transport failed.
     """
-    url = f"{outbound.daemon_url}/plugin/{path_segment(tenant_id)}/dispatch/tool/invoke"
+    url = f"{outbound.daemon_url}/plugin/{tenant_segment(tenant_id)}/dispatch/tool/invoke"
     try:
         async with posted(outbound.daemon, url, content, {"X-Plugin-ID": plugin_id}) as reply:
             if reply.is_success:
@@ -74,17 +73,6 @@ async def invoke_tool(outbound: OutboundHttp, *, tenant_id: str, plugin_id: str,
     except httpx2.RequestError as error:
         raise _unavailable(error) from error
     raise http_error(reply.status, body.decode(errors="replace"))
-
-
-def path_segment(text: str) -> str:
-    """``text`` as one segment of a URL's path.
-
-    Raises:
-        ValueError: it would be no segment of its own.
-    """
-    if text in ("", ".", ".."):
-        raise ValueError(f"tenant_id {text!r} cannot stand in the plugin daemon's path")
-    return quote(text, safe="")
 
 
 def http_error(status: int, body: str) -> PluginDaemonError:

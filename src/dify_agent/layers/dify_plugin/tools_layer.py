@@ -8,10 +8,10 @@ from pydantic_ai.tools import Tool
 
 from agenton.compositor import LayerProvider
 from agenton.layers import LayerDeps, PydanticAILayer
-from dify_agent.backends.transport import OutboundHttp
+from dify_agent.backends.transport import OutboundHttp, tenant_segment
 from dify_agent.layers.dify_plugin.files import FileResolver, PluginFileError
 from dify_agent.layers.dify_plugin.parameters import check_hidden_parameters, prepare_parameters
-from dify_agent.layers.dify_plugin.tools_client import PluginDaemonError, invoke_tool, path_segment
+from dify_agent.layers.dify_plugin.tools_client import PluginDaemonError, invoke_tool
 from dify_agent.layers.dify_plugin.tools_config import (
     DIFY_PLUGIN_TOOLS_LAYER_TYPE_ID,
     DifyPluginToolConfig,
@@ -69,7 +69,7 @@ class DifyPluginToolsLayer(PydanticAILayer[DifyPluginToolsDeps, None, DifyPlugin
     def _tool(self, config: DifyPluginToolConfig) -> Tool[None]:
         check_hidden_parameters(config)
         context = self.deps.execution_context.config
-        path_segment(context.tenant_id)
+        tenant_segment(context.tenant_id)
         if not config.plugin_id.isascii() or not config.plugin_id.isprintable():
             raise ValueError(f"Tool '{config.tool_name}': plugin_id must consist of printable ASCII characters.")
         call = _PluginTool(config, context, self._outbound, FileResolver(self._outbound, context, self.deps.shell))

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import quote
 
 import httpx2
 
-from dify_agent.backends.transport import OutboundHttp
+from dify_agent.backends.transport import OutboundHttp, tenant_segment
 from dify_agent.model.dify.call import JSON_HEADERS, LlmCall, encode
 from dify_agent.protocol.execution_context import DifyExecutionContextLayerConfig
 
@@ -30,7 +29,7 @@ class DaemonRoute:
         """
         self._outbound: Final = outbound
         self._user_id: Final = context.user_id
-        self._tenant: Final = _path_segment(context.tenant_id)
+        self._tenant: Final = tenant_segment(context.tenant_id)
         self._plugin_id: Final = plugin_id
         self._model_provider: Final = model_provider
         self._credentials: Final = dict(credentials)
@@ -71,10 +70,3 @@ class DaemonRoute:
 def _with_content(message: dict[str, Any]) -> dict[str, Any]:
     """The daemon refuses messages whose content is null."""
     return {**message, "content": ""} if message["content"] is None else message
-
-
-def _path_segment(tenant_id: str) -> str:
-    """A dot segment would be resolved away, and the request would reach another path of the daemon."""
-    if tenant_id in ("", ".", ".."):
-        raise ValueError(f"tenant_id {tenant_id!r} cannot stand in the plugin daemon's path")
-    return quote(tenant_id, safe="")

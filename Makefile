@@ -4,7 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
-WORKERS ?= 2
+# More than cores: half of a test here is waiting for a process.
+WORKERS ?= 3
 SECONDS ?= 60
 # 109: ports document a bound in seconds as a parameter. 114, 128: a task_status that is passed on counts as unused.
 # 9xx: opt-in rules about checkpoints on every path.

@@ -30,6 +30,7 @@ from dify_agent.loop.port import (
     OutputContract,
     OutputLayer,
     UsageReport,
+    provides,
 )
 from dify_agent.loop.run import run_agent_loop
 from dify_agent.protocol.schemas import (
@@ -64,7 +65,7 @@ async def converse(
         raise
     except _PREPARATION_ERRORS as error:
         raise AgentRunValidationError(str(error)) from error
-    if isinstance(loop_request.model, UsageReport):
+    if provides(loop_request.model, UsageReport):
         capture.report = loop_request.model
     finished = False
     try:
@@ -105,7 +106,7 @@ async def _loop_request(
     instructions = await render_instructions(run.prompts)
     model_layer: ModelLayer = _layer(run, DIFY_AGENT_MODEL_LAYER_ID, ModelLayer, "a model layer")
     model = model_layer.get_model(run_id)
-    budget = model_layer.get_context_budget() if isinstance(model_layer, ContextBudgetLayer) else None
+    budget = model_layer.get_context_budget() if provides(model_layer, ContextBudgetLayer) else None
     tools = _tools(run)
     if results is not None and history is None:
         raise AgentRunValidationError("Deferred tool results require a 'history' layer with prior message history.")
@@ -146,7 +147,7 @@ def _output_contract(run: Run) -> OutputContract | None:
 def _layer(run: Run, name: str, port: type[Any], wanted: str) -> Any:
     """The layer in a reserved slot, checked by what it can do: several types may fill it."""
     layer = run.get_layer(name)
-    if not isinstance(layer, port):
+    if not provides(layer, port):
         raise AgentRunValidationError(f"Layer '{name}' must be {wanted}, got {type(layer).__name__}.")
     return layer
 
@@ -164,7 +165,7 @@ def _tools(run: Run) -> list[Tool[Any]]:
 def _human_layer(run: Run) -> HumanLayer | None:
     """The layer whose questions end a run; a disabled one asks none."""
     for slot in run.slots.values():
-        if isinstance(slot.layer, HumanLayer) and slot.layer.enabled:
+        if provides(slot.layer, HumanLayer) and slot.layer.enabled:
             return slot.layer
     return None
 

@@ -77,7 +77,7 @@ class ServerSettings(BaseSettings):
         "redis://localhost:6379/0",
         repr=False,
         description="Connection URL of the run store: redis://, rediss://, unix://, redis+cluster://host:port,... or "
-        "redis+sentinel://host:port,.../<master>/<db>.",
+        "redis+sentinel://host:port,.../<master>/<db>; the last two with rediss for TLS, too.",
     )
     redis_prefix: str = Field("dify-agent", description="Prefix of every key. Must not contain '{' or '}'.")
     shutdown_grace_seconds: float = Field(

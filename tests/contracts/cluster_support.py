@@ -36,6 +36,7 @@ class Node:
     options: dict[str, str]
     folder: Path
     """What it knows of the cluster, and its data."""
+    binary: str = field(default_factory=valkey_binary)
     server: ServerProcess = field(init=False)
     client: redis.Redis = field(init=False)
     id: str = field(init=False, default="")
@@ -45,7 +46,7 @@ class Node:
         """Blocks until the node answers."""
         self._life = ExitStack()
         options = {**self.options, "dir": str(self.folder)}
-        self.server = self._life.enter_context(running_server(valkey_binary(), options))
+        self.server = self._life.enter_context(running_server(self.binary, options))
         until(lambda: answers(self.server.socket), "the node answers")
         self.client = self._life.enter_context(redis.Redis(unix_socket_path=str(self.server.socket)))
 
@@ -178,8 +179,11 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def running_cluster(primaries: int = 3, replicas: int = 0, **options: str) -> Iterator[Cluster]:
-    """A cluster that serves. Underscores of option names stand for hyphens."""
+def running_cluster(
+    primaries: int = 3, replicas: int = 0, *, encrypted: tuple[str, Path] | None = None, **options: str
+) -> Iterator[Cluster]:
+    """A cluster that serves. Underscores of option names stand for hyphens. ``encrypted``: a program that can do TLS,
+    which the embedded one cannot, and a certificate with its key."""
     ports = free_ports(2 * (primaries + replicas))
     settings = {name.replace("_", "-"): value for name, value in options.items()}
     with ExitStack() as life:
@@ -189,6 +193,9 @@ def running_cluster(primaries: int = 3, replicas: int = 0, **options: str) -> It
             own = folder / str(port)
             own.mkdir()
             node = Node(port, {**node_options(port, bus_port), **settings}, own)
+            if encrypted:
+                node.binary, certificate = encrypted
+                node.options |= tls_options(port, certificate)
             node.start()
             life.callback(node.stop)
             nodes.append(node)
@@ -208,6 +215,13 @@ def node_options(port: int, bus_port: int) -> dict[str, str]:
         "cluster-require-full-coverage": "no",
         "repl-diskless-sync-delay": "0",
     }
+
+
+def tls_options(port: int, certificate: Path) -> dict[str, str]:
+    """TLS only: for clients, between nodes, and for replication."""
+    names = ("tls-cert-file", "tls-key-file", "tls-ca-cert-file")
+    ways = {"tls-auth-clients": "no", "tls-cluster": "yes", "tls-replication": "yes"}
+    return {"port": "0", "tls-port": str(port), **dict.fromkeys(names, str(certificate)), **ways}
 
 
 class ClusterWitness:

@@ -1,9 +1,11 @@
 """Servers and stores for the contract suites. One server per test process; every test has a key prefix of its own."""
 
 import shutil
+import subprocess
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import redis
@@ -64,3 +66,17 @@ async def bare_store(store_server: StoreServer, prefix: str) -> AsyncIterator[Re
 def store(bare_store: RedisRunStore, witness: redis.Redis, prefix: str) -> CheckedStore:
     """The store under test; each operation is followed by a check of every key's TTL."""
     return CheckedStore(bare_store, witness, prefix, retention_seconds=600)
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Path:
+    """A self-signed certificate for 127.0.0.1 and its key, in one file; valid for servers and clients."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl on PATH; to run this test: apt-get install openssl")
+    path = tmp_path / "server.pem"
+    arguments = "req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=test -addext subjectAltName=IP:127.0.0.1 -addext"
+    usage = ["keyUsage=critical,digitalSignature,keyCertSign", "-addext", "extendedKeyUsage=serverAuth,clientAuth"]
+    command = ["openssl", *arguments.split(), *usage, "-keyout", str(path), "-out", str(tmp_path / "cert.pem")]
+    subprocess.run(command, check=True, capture_output=True)
+    path.write_text(path.read_text() + (tmp_path / "cert.pem").read_text())
+    return path

@@ -114,7 +114,7 @@ async def test_a_connection_that_was_opened_while_all_were_broken_is_not_used(st
         dialled += 1
         if dialled == 1:
             connections.discard(lent=True)
-        return await server_dial(url, None, 5)()
+        return await server_dial(url, None, 5, None)()
 
     async with lasting_nursery() as nursery:
         connections = Connections(nursery, dial, limits={Lane.REQUESTS: 1}, timeout=5)

@@ -1,8 +1,6 @@
 """The same store over TCP and TLS: the server's socket, reached through listeners of the test's own."""
 
-import shutil
 import ssl
-import subprocess
 
 import pytest
 import trio
@@ -47,20 +45,6 @@ async def test_over_tcp(store_server, prefix):
         with pytest.raises(StoreUnavailableError) as caught:
             await store.ping()
     assert "secret" not in caught.value.cause
-
-
-@pytest.fixture
-def certificate(tmp_path):
-    """A self-signed certificate for 127.0.0.1 and its key, in one file."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl on PATH; to run this test: apt-get install openssl")
-    path = tmp_path / "server.pem"
-    arguments = "req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=test -addext subjectAltName=IP:127.0.0.1 -addext"
-    usage = ["keyUsage=critical,digitalSignature,keyCertSign", "-addext", "extendedKeyUsage=serverAuth"]
-    command = ["openssl", *arguments.split(), *usage, "-keyout", str(path), "-out", str(tmp_path / "cert.pem")]
-    subprocess.run(command, check=True, capture_output=True)
-    path.write_text(path.read_text() + (tmp_path / "cert.pem").read_text())
-    return path
 
 
 @pytest.mark.slow

@@ -20,10 +20,17 @@ from coredis.exceptions import AskError, BusyLoadingError, ClusterDownError, Mov
 from dify_agent.concurrency.groups import plain_cancellation
 from dify_agent.errors import StoreUnavailableError
 from dify_agent.store.cluster_streams import ClusterStreams
-from dify_agent.store.connections import Connections, NoAnswerError, NoConnectionError, contain, server_dial
+from dify_agent.store.connections import (
+    Connections,
+    NoAnswerError,
+    NoConnectionError,
+    contain,
+    server_dial,
+)
 from dify_agent.store.executor import ROUTE_CONNECTIONS, Call, Command, Item, Lane, Reply, Streams, lane_limits
 from dify_agent.store.faults import translate
 from dify_agent.store.slots import Address, SlotMap, key_slot
+from dify_agent.store.tls import tls_context
 from dify_agent.store.urls import StoreUrl
 
 PAUSES: Final = (0.01, 0.02, 0.05, 0.1, 0.2)
@@ -47,6 +54,7 @@ class ClusterConnections:
     def __init__(self, nursery: trio.Nursery, url: StoreUrl, *, limit: int, timeout: float) -> None:
         self._nursery = nursery
         self._url = url
+        self._tls = tls_context(url)
         self._limits = {**lane_limits(limit), Lane.ROUTES: ROUTE_CONNECTIONS}
         self._timeout = timeout
         self._nodes: dict[Address, Connections] = {}
@@ -87,7 +95,7 @@ class ClusterConnections:
     def node(self, address: Address) -> Connections:
         """The connections to a node."""
         if address not in self._nodes:
-            dial = server_dial(self._url, address, self._timeout)
+            dial = server_dial(self._url, address, self._timeout, self._tls)
             self._nodes[address] = Connections(self._nursery, dial, limits=self._limits, timeout=self._timeout)
         return self._nodes[address]
 

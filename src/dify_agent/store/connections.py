@@ -242,9 +242,8 @@ async def _hold_nursery(*, task_status: trio.TaskStatus[trio.Nursery]) -> None:
         await trio.sleep_forever()
 
 
-def server_dial(url: StoreUrl, address: tuple[str, int] | None, timeout: float) -> Dial:
-    """For the server at ``address``, or the one that the URL names; login, database and TLS are the URL's."""
-    tls = _tls_context(url)
+def server_dial(url: StoreUrl, address: tuple[str, int] | None, timeout: float, tls: ssl.SSLContext | None) -> Dial:
+    """For the server at ``address``, or the one that the URL names; login and database are the URL's."""
 
     async def dial() -> BaseConnection:  # noqa: ASYNC124 - the sentinels' one asks first
         return new_connection(url, address or (url.hosts[0] if url.hosts else None), timeout, tls)
@@ -317,21 +316,3 @@ def _encode(argument: Argument) -> bytes:
     if isinstance(argument, str):
         return argument.encode("utf-8", "surrogatepass")
     return argument if isinstance(argument, bytes) else b"%d" % argument
-
-
-def _tls_context(url: StoreUrl) -> ssl.SSLContext | None:
-    if url.scheme != "rediss":
-        return None
-    options = dict(url.tls)
-    context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
-    if certificate := options.get("ssl_certfile"):
-        context.load_cert_chain(certificate, options.get("ssl_keyfile"))
-    checked = options.get("ssl_cert_reqs", "required")
-    if options.get("ssl_check_hostname", "true").lower() in ("false", "0", "no") or checked != "required":
-        context.check_hostname = False
-    context.verify_mode = {
-        "required": ssl.CERT_REQUIRED,
-        "optional": ssl.CERT_OPTIONAL,
-        "none": ssl.CERT_NONE,
-    }[checked]
-    return context

@@ -7,6 +7,7 @@ from dify_agent.store.cluster import ClusterConnections
 from dify_agent.store.connections import Connections, lasting_nursery, server_dial
 from dify_agent.store.executor import Executor, lane_limits
 from dify_agent.store.sentinel import SentinelConnections
+from dify_agent.store.tls import tls_context
 from dify_agent.store.urls import StoreUrl
 
 
@@ -23,14 +24,16 @@ async def open_executor(url: StoreUrl, *, limit: int, timeout: float) -> AsyncIt
         timeout: seconds for one round trip, connecting included.
 
     Raises:
-        ValueError: for a limit that leaves none for requests.
+        ValueError: for a limit that leaves none for requests, or a file of the URL's TLS options that is of no use.
         ExceptionGroup: whatever the body raises, as from any nursery.
     """
     limits = lane_limits(limit)
     async with lasting_nursery() as nursery:
-        if url.scheme == "redis+cluster":
+        if url.deployment == "cluster":
             yield ClusterConnections(nursery, url, limit=limit, timeout=timeout)
-        elif url.scheme == "redis+sentinel":
+        elif url.deployment == "sentinel":
             yield SentinelConnections(nursery, url, limit=limit, timeout=timeout)
         else:
-            yield Connections(nursery, server_dial(url, None, timeout), limits=limits, timeout=timeout)
+            yield Connections(
+                nursery, server_dial(url, None, timeout, tls_context(url)), limits=limits, timeout=timeout
+            )

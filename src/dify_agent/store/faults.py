@@ -23,7 +23,8 @@ _PASSING_TYPES = (
     trio.ClosedResourceError,
 )
 _PASSING_CODES = ("OOM", "BUSY", "MISCONF", "MASTERDOWN", "NOREPLICAS", "LOADING", "READONLY", "UNKILLABLE", "BUSYKEY")
-_MAX_CAUSE = 200
+_MAX_CAUSE = 300
+_MAX_CHAIN = 10
 
 
 def translate(error: Exception, *, sent: bool = True) -> Exception:
@@ -39,8 +40,18 @@ def translate(error: Exception, *, sent: bool = True) -> Exception:
     found = list(leaves(error))
     if not all(_passing(leaf) for leaf in found):
         return error
-    first = found[0]
-    return StoreUnavailableError(f"{type(first).__name__}: {first}"[:_MAX_CAUSE], sent=sent)
+    return StoreUnavailableError(_described(found[0])[:_MAX_CAUSE], sent=sent)
+
+
+def _described(error: BaseException) -> str:
+    """With what is at the root of it: that a connection failed says nothing of the certificate that was refused."""
+    root = error
+    for _ in range(_MAX_CHAIN):
+        if root.__cause__ is None:
+            break
+        root = next(iter(leaves(root.__cause__)))
+    text = f"{type(error).__name__}: {error}"
+    return text if root is error else f"{text} ({type(root).__name__}: {root})"
 
 
 def _passing(error: BaseException) -> bool:

@@ -20,9 +20,16 @@ from coredis.exceptions import ConnectionError as CoredisConnectionError
 from coredis.exceptions import ReadOnlyError, UnblockedError
 
 from dify_agent.errors import StoreUnavailableError
-from dify_agent.store.connections import Connections, NoConnectionError, contain, new_connection, server_dial
+from dify_agent.store.connections import (
+    Connections,
+    NoConnectionError,
+    contain,
+    new_connection,
+    server_dial,
+)
 from dify_agent.store.executor import Command, Item, Lane, Reply, lane_limits
 from dify_agent.store.slots import Address
+from dify_agent.store.tls import tls_context
 from dify_agent.store.urls import StoreUrl
 
 logger = logging.getLogger(__name__)
@@ -84,10 +91,13 @@ class Primary:
     def __init__(self, nursery: trio.Nursery, url: StoreUrl, timeout: float, moved: Callable[[], None]) -> None:
         self._url = url
         self._timeout = timeout
+        self._tls = tls_context(url)
         login = StoreUrl(url.scheme, hosts=url.hosts)
         seconds = min(ASK_SECONDS, timeout)
         self._sentinels = [
-            Connections(nursery, server_dial(login, address, seconds), limits={Lane.SERVICES: 1}, timeout=seconds)
+            Connections(
+                nursery, server_dial(login, address, seconds, self._tls), limits={Lane.SERVICES: 1}, timeout=seconds
+            )
             for address in url.hosts
         ]
         self._moved = moved
@@ -126,7 +136,7 @@ class Primary:
             if address is None:
                 address = await self._ask()
                 self._take(address)
-        connection = new_connection(self._url, address, self._timeout)
+        connection = new_connection(self._url, address, self._timeout, self._tls)
         connection.register_connect_callback(self._check_role)
         return connection
 

@@ -1,18 +1,21 @@
 """Store URLs, parsed into a frozen value.
 
 Forms: ``redis://`` and ``rediss://[user:password@]host[:port][/db]``, ``unix://[user:password@]/path[?db=n]``,
-``redis+cluster://host:port,host:port``, ``redis+sentinel://host:port,.../<master>[/<db>]``. Options of ``rediss://``:
+``redis+cluster://host:port,host:port``, ``redis+sentinel://host:port,.../<master>[/<db>]``. Both are there with
+``rediss`` as well: TLS to all nodes, or to the sentinels and the data servers. Options of the forms with TLS:
 ``ssl_ca_certs``, ``ssl_certfile``, ``ssl_keyfile``, ``ssl_cert_reqs`` (``required``, ``optional``, ``none``),
 ``ssl_check_hostname`` (``true``, ``false``).
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, cast, get_args
+from typing import Final, Literal, cast, get_args
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-Scheme = Literal["redis", "rediss", "unix", "redis+cluster", "redis+sentinel"]
+Scheme = Literal["redis", "rediss", "unix", "redis+cluster", "rediss+cluster", "redis+sentinel", "rediss+sentinel"]
+Deployment = Literal["server", "cluster", "sentinel"]
 
-_DEFAULT_PORTS: dict[str, int] = {"redis": 6379, "rediss": 6379, "redis+cluster": 6379, "redis+sentinel": 26379}
+_PORT: Final = 6379
+_SENTINEL_PORT: Final = 26379
 _TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_cert_reqs", "ssl_check_hostname"})
 
 
@@ -30,6 +33,17 @@ class StoreUrl:
     master: str | None = None
     """Name of the primary that the sentinels watch."""
     tls: tuple[tuple[str, str], ...] = ()
+    """Options by name, sorted."""
+
+    @property
+    def deployment(self) -> Deployment:
+        """What is behind the addresses."""
+        return _deployment(self.scheme)
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether connections use TLS."""
+        return _encrypted(self.scheme)
 
     def __str__(self) -> str:
         hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
@@ -61,7 +75,7 @@ def _parse(text: str) -> StoreUrl:
         if scheme == "unix":
             return _unix(netloc, unquote(parts.path), options, credentials)
         return _network(scheme, netloc, parts.path, options, credentials)
-    raise ValueError("the scheme must be redis, rediss, unix, redis+cluster or redis+sentinel")
+    raise ValueError("the scheme must be redis, rediss, unix, redis[s]+cluster or redis[s]+sentinel")
 
 
 def _unix(netloc: str, path: str, options: dict[str, str], credentials: tuple[str | None, str | None]) -> StoreUrl:
@@ -75,21 +89,23 @@ def _unix(netloc: str, path: str, options: dict[str, str], credentials: tuple[st
 def _network(
     scheme: Scheme, netloc: str, path: str, options: dict[str, str], credentials: tuple[str | None, str | None]
 ) -> StoreUrl:
-    hosts = tuple(_host(item, _DEFAULT_PORTS[scheme]) for item in netloc.split(","))
+    deployment = _deployment(scheme)
+    default_port = _SENTINEL_PORT if deployment == "sentinel" else _PORT
+    hosts = tuple(_host(item, default_port) for item in netloc.split(","))
     segments = [unquote(segment) for segment in path.split("/") if segment]
     master = None
-    if scheme == "redis+sentinel":
+    if deployment == "sentinel":
         if not segments:
-            raise ValueError("a sentinel URL must name the master: redis+sentinel://host:port/<master>/<db>")
+            raise ValueError(f"a sentinel URL must name the master: {scheme}://host:port/<master>/<db>")
         master = segments.pop(0)
-    elif scheme != "redis+cluster" and len(hosts) > 1:
-        raise ValueError(f"{scheme}:// takes one host; several need redis+cluster:// or redis+sentinel://")
+    elif deployment == "server" and len(hosts) > 1:
+        raise ValueError(f"{scheme}:// takes one host; several need {scheme}+cluster:// or {scheme}+sentinel://")
     if len(segments) > 1:
         raise ValueError("the path has too many parts")
     db = _database(options.pop("db", segments[0] if segments else "0"))
-    if scheme == "redis+cluster" and db:
+    if deployment == "cluster" and db:
         raise ValueError("a cluster has only database 0")
-    tls_names = sorted(_TLS_OPTIONS & options.keys()) if scheme == "rediss" else []
+    tls_names = sorted(_TLS_OPTIONS & options.keys()) if _encrypted(scheme) else []
     tls = tuple((name, options.pop(name)) for name in tls_names)
     if dict(tls).get("ssl_cert_reqs", "required") not in ("required", "optional", "none"):
         raise ValueError("ssl_cert_reqs must be required, optional or none")
@@ -97,6 +113,16 @@ def _network(
     return StoreUrl(
         scheme, hosts=hosts, db=db, username=credentials[0], password=credentials[1], master=master, tls=tls
     )
+
+
+def _deployment(scheme: Scheme) -> Deployment:
+    if scheme.endswith("+cluster"):
+        return "cluster"
+    return "sentinel" if scheme.endswith("+sentinel") else "server"
+
+
+def _encrypted(scheme: Scheme) -> bool:
+    return scheme.startswith("rediss")
 
 
 def _host(text: str, default_port: int) -> tuple[str, int]:

@@ -36,7 +36,7 @@ class FakeSentinels:
 class FakeConnection:
     """Not even connected: only where it would lead counts."""
 
-    def __init__(self, _url: StoreUrl, address: Address, _timeout: float) -> None:
+    def __init__(self, _url: StoreUrl, address: Address, _timeout: float, _tls: object) -> None:
         self.address = address
 
     def register_connect_callback(self, _check: object) -> None:

@@ -28,6 +28,20 @@ from dify_agent.store.urls import StoreUrl, parse_store_url
         ),
         ("redis+sentinel://a,b:2/main/5", StoreUrl("redis+sentinel", (("a", 26379), ("b", 2)), db=5, master="main")),
         ("redis+sentinel://a/main", StoreUrl("redis+sentinel", (("a", 26379),), master="main")),
+        (
+            "rediss+cluster://a:1,b?ssl_ca_certs=/ca",
+            StoreUrl("rediss+cluster", (("a", 1), ("b", 6379)), tls=(("ssl_ca_certs", "/ca"),)),
+        ),
+        (
+            "rediss+sentinel://a,b:2/main/5?ssl_cert_reqs=none",
+            StoreUrl(
+                "rediss+sentinel",
+                (("a", 26379), ("b", 2)),
+                db=5,
+                master="main",
+                tls=(("ssl_cert_reqs", "none"),),
+            ),
+        ),
     ],
 )
 def test_every_form_is_parsed(text, expected):
@@ -57,6 +71,10 @@ def test_every_form_is_parsed(text, expected):
         ("redis+cluster://u:secret@a/1", "database 0"),
         ("redis+sentinel://u:secret@a", "master"),
         ("redis+sentinel://u:secret@a/main/0/1", "too many"),
+        ("rediss+cluster://u:secret@a/1", "database 0"),
+        ("rediss+sentinel://u:secret@a", "rediss+sentinel://host:port/<master>"),
+        ("rediss+cluster://u:secret@a?ssl_cert_reqs=maybe", "ssl_cert_reqs"),
+        ("redis+cluster://u:secret@a?ssl_ca_certs=x", "unknown option"),
         ("redis://u:secret@[h", ""),
     ],
 )

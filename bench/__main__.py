@@ -16,6 +16,7 @@ from bench.commands import COMMANDS
 from bench.connections import CONNECTIONS
 from bench.delivery import DELIVERY
 from bench.figures import FIGURES, FULL, QUICK, Effort, Reading, needed, with_ratios
+from bench.gateways import GATEWAYS
 from bench.latency import LATENCY
 from bench.loops import LOOPS
 from bench.memory import MEMORY
@@ -23,7 +24,7 @@ from bench.report import show, write
 from bench.server_cpu import SERVER_CPU
 
 FILE_WIDTH = 150
-MEASUREMENTS = (LOOPS, SERVER_CPU, COMMANDS, MEMORY, DELIVERY, LATENCY, CONNECTIONS, COLD_START)
+MEASUREMENTS = (LOOPS, GATEWAYS, SERVER_CPU, COMMANDS, MEMORY, DELIVERY, LATENCY, CONNECTIONS, COLD_START)
 
 
 def _arguments() -> argparse.Namespace:

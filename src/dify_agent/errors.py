@@ -27,6 +27,22 @@ class DifyAgentError(Exception):
     """Base of every error this project raises on purpose."""
 
 
+class NamesSetting:
+    """Mixed into errors that an operator can mend, or has to know of: a wrong key or address, a bound that is too low."""
+
+    setting: str | None = None
+    """Variables to look at, separated by ", "; None when the cause is not among this server's settings."""
+
+
+def setting_of(error: BaseException | None) -> str | None:
+    """What ``error``, or the one it was raised from, names; None when no operator can mend it by a setting."""
+    while error is not None:
+        if isinstance(error, NamesSetting) and error.setting:
+            return error.setting
+        error = error.__cause__
+    return None
+
+
 class RunNotFoundError(DifyAgentError, LookupError):
     """The run has no record: never created, or expired. HTTP 404."""
 
@@ -71,23 +87,26 @@ class StoreUnavailableError(DifyAgentError):
     Whether the operation took effect is unknown; every store operation is safe to repeat.
     """
 
-    def __init__(self, cause: str, *, sent: bool = True) -> None:
+    def __init__(self, cause: str, *, sent: bool = True, advice: str | None = None) -> None:
         super().__init__("run store is unavailable")
         self.cause = cause
         self.sent = sent
         """False when it is certain that the store was not even asked."""
+        self.advice = advice
+        """What an operator can do about it, where the cause tells. Not for callers of the API."""
 
 
 class AgentRunValidationError(DifyAgentError, ValueError):
     """A request-shaped failure found after the request was accepted: the run fails with this text, reason null."""
 
 
-class RunFailedError(DifyAgentError):
+class RunFailedError(DifyAgentError, NamesSetting):
     """Ends a run as failed with a text and, when set, a machine-readable reason."""
 
-    def __init__(self, message: str, *, reason: str | None = None) -> None:
+    def __init__(self, message: str, *, reason: str | None = None, setting: str | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+        self.setting = setting
 
 
 class ModelNotAllowedError(AgentRunValidationError):

@@ -5,17 +5,19 @@ The only module that names concrete variants, and the only one that reads settin
 
 import faulthandler
 import os
+import queue
 import resource
 import secrets
 import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
+from types import FrameType
 from typing import Final, Self
 
 import structlog
@@ -35,8 +37,9 @@ from dify_agent.metrics import Metrics
 from dify_agent.model.provider import ModelRegistry, open_model_registry
 from dify_agent.settings import ServerSettings
 from dify_agent.store.base import Owner, RunStore
+from dify_agent.store.connections import contain
 from dify_agent.store.metered import metered
-from dify_agent.store.redis import open_redis_store
+from dify_agent.store.redis import RedisRunStore, open_redis_store
 from dify_agent.supervisor.admission import RunLimits
 from dify_agent.supervisor.serve import Supervisor
 
@@ -81,6 +84,8 @@ class Listen:
     stop: trio.Event = field(default_factory=trio.Event)
     sockets: Sequence[socket.socket] | None = None
     """Bound sockets to use in place of host and port, which may be shared with other processes."""
+    speaks_for_group: bool = True
+    """Whether this replica says what holds for all that were started with it; one of them does."""
 
 
 async def serve(settings: ServerSettings, listen: Listen) -> ExitStatus:
@@ -98,6 +103,7 @@ async def serve(settings: ServerSettings, listen: Listen) -> ExitStatus:
     with (
         Watchdog(settings.shutdown_limit) as watchdog,
         trio.open_signal_receiver(*STOP_SIGNALS) as signals,
+        _armed_by_signals(watchdog),
     ):
         async with (
             open_redis_store(
@@ -117,6 +123,8 @@ async def serve(settings: ServerSettings, listen: Listen) -> ExitStatus:
             async with trio.open_nursery() as root:
                 root.start_soon(_arm_when_cancelled, watchdog)
                 root.start_soon(_refresh, metrics)
+                if listen.speaks_for_group:
+                    root.start_soon(contain, partial(_warn_of_eviction, opened))
                 await root.start(supervisor.serve)
                 stop_http = trio.Event()
                 async with trio.open_nursery() as front:
@@ -152,6 +160,17 @@ async def _arm_when_cancelled(watchdog: "Watchdog") -> None:
         await trio.sleep_forever()
     finally:
         watchdog.arm()
+
+
+async def _warn_of_eviction(store: RedisRunStore) -> None:
+    """Beside the start: nothing of it waits for the answer."""
+    policy = await store.eviction_policy()
+    if policy is not None:
+        _log.warning(
+            "the store deletes keys when its memory is full, and each is a lost run",
+            maxmemory_policy=policy,
+            advice="CONFIG SET maxmemory-policy noeviction, and in the server's configuration",
+        )
 
 
 async def _refresh(metrics: Metrics) -> None:
@@ -316,6 +335,30 @@ async def _drain(settings: ServerSettings, supervisor: Supervisor) -> None:
     _log.info("drained", seconds=round(trio.current_time() - began, 2))
 
 
+@contextmanager
+def _armed_by_signals(watchdog: "Watchdog") -> Iterator[None]:
+    """Arm the watchdog where a signal arrives: an event loop that code of a run holds delivers none.
+
+    Enter it behind the receiver of the signals.
+    """
+
+    delivering = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        watchdog.arm()
+        deliver = delivering[signal.Signals(number)]
+        assert callable(deliver), "a receiver is open"
+        deliver(number, frame)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, deliver in delivering.items():
+            signal.signal(number, deliver)
+
+
 class Watchdog:
     """Ends the process with status 75 when its shutdown takes longer than ``seconds``.
 
@@ -324,27 +367,36 @@ class Watchdog:
     """
 
     def __init__(self, seconds: float) -> None:
-        self._timer = threading.Timer(seconds, self._bite)
-        self._timer.daemon = True
+        self._seconds = seconds
         self._armed = False
+        self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """True arms, False calls off. Its ``put`` may interrupt itself, which is what a signal's handler needs."""
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def __enter__(self) -> Self:
+        self._thread.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._timer.cancel()
+        self._orders.put(False)
         if self._armed:
             faulthandler.cancel_dump_traceback_later()
-        if self._timer.is_alive():
-            self._timer.join(CALL_OFF_SECONDS)
+        self._thread.join(CALL_OFF_SECONDS)
 
     def arm(self) -> None:
-        """The shutdown has begun. May be called again."""
+        """The shutdown has begun. May be called again, and by the handler of a signal."""
         if not self._armed:
             self._armed = True
-            self._timer.start()
+            self._orders.put(True)
             # Native code that keeps the interpreter lock stops the thread as well; this one needs no interpreter.
-            faulthandler.dump_traceback_later(self._timer.interval + FAULT_SECONDS, exit=True, file=STDERR)
+            faulthandler.dump_traceback_later(self._seconds + FAULT_SECONDS, exit=True, file=STDERR)
+
+    def _watch(self) -> None:
+        if self._orders.get():
+            try:
+                self._orders.get(timeout=self._seconds)
+            except queue.Empty:
+                self._bite()
 
     def _bite(self) -> None:
         _log.critical("shutdown took longer than DIFY_AGENT_SHUTDOWN_LIMIT_SECONDS allows, leaving")

@@ -1,21 +1,28 @@
 """Every metric of a replica, in one place, and the text that ``/metrics`` answers with.
 
 A registry of its own, handed in like every other collaborator: two supervisors in one process do not share counters.
-Several worker processes do share, through files in `SHARED_FOLDER`: whichever is asked answers for all of them.
+Several worker processes do share, through files in `SHARED_FOLDER`: whichever is asked answers for all of them. The
+files bear a worker's number, not its process's: a worker that replaces a dead one goes on counting where that one
+stopped, and there are never more files than workers have metrics.
 Durations are in seconds, sizes in bytes. Nothing here carries a run id, a tenant or a text: labels are few and fixed.
 """
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, values
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.values import MultiProcessValue
 
 SHARED_FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
 """Variable that prometheus_client reads when it is imported: the folder of the files that the workers share."""
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+
+_GAUGE_MODE: Final = "livesum"
+"""The sum over the workers that live."""
 
 CancelLeg = Literal["accepted", "observed", "cleaned"]
 """A cancel's way: request to durable intent; intent to the run's actor; actor to terminal event."""
@@ -23,6 +30,16 @@ Transport = Literal["sse", "websocket"]
 
 _CANCEL_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _STORE_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+
+
+def share_as(worker: int) -> None:
+    """Be the process of this worker, the only one. Call it before the first `Metrics`."""
+    values.ValueClass = MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
+
+
+def forget_gauges(folder: str, worker: int) -> None:
+    """The worker's process is dead: nothing runs there and nothing is open. What it has counted stays."""
+    Path(folder, f"gauge_{_GAUGE_MODE}_{worker}.db").unlink(missing_ok=True)
 
 
 class Metrics:
@@ -109,7 +126,7 @@ class Metrics:
         return generate_latest(everyone)
 
     def _gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
-        return Gauge(f"dify_agent_{name}", documentation, labels, registry=self.registry, multiprocess_mode="livesum")
+        return Gauge(f"dify_agent_{name}", documentation, labels, registry=self.registry, multiprocess_mode=_GAUGE_MODE)
 
     def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
         return Counter(f"dify_agent_{name}", documentation, labels, registry=self.registry)

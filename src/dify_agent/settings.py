@@ -1,15 +1,15 @@
 """The server's settings: environment variables ``DIFY_AGENT_*``, validated once and then frozen.
 
 Sources, strongest first: constructor arguments by field name, the process environment, ``dify-agent/.env``, ``.env``
-(both relative to the working directory). Names are case-insensitive; unknown variables are ignored, and an empty one
-counts as unset, so that the next source decides. Protocol 8 is the contract of each name; the ones the server adds are
-listed in the specification's decisions. Secrets are plain strings, so that callers can pass and compare them, but
-neither a ``repr`` nor a validation error shows them.
+(both relative to the working directory). Names are case-insensitive; unknown variables are ignored (the commands warn
+of those that begin with ``DIFY_AGENT_``), and an empty one counts as unset, so that the next source decides. Protocol 8
+is the contract of each name; the ones the server adds are listed in the specification's decisions. Secrets are plain
+strings, so that callers can pass and compare them, but neither a ``repr`` nor a validation error shows them.
 """
 
 import json
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args, get_origin
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, field_validator, model_validator
 from pydantic_settings import (
@@ -54,6 +54,26 @@ Origins = Annotated[TextList, AfterValidator(origins)]
 
 RuntimeBackend = Literal["local", "enterprise", "e2b"]
 LlmTransport = Literal["gateway", "plugin_daemon"]
+
+
+_SHOWN_TEXTS: Final = frozenset(
+    {
+        "redis_prefix",
+        "local_sandbox_materialized_home_root",
+        "local_sandbox_workspace_root",
+        "local_sandbox_home_snapshot_root",
+    }
+)
+
+
+def _is_plain(annotation: Any) -> bool:
+    """Whether this is the type of numbers, truth values or listed words, or None beside them."""
+    if get_origin(annotation) is Annotated:
+        return _is_plain(get_args(annotation)[0])
+    if get_origin(annotation) is Literal:
+        return True
+    parts = get_args(annotation)
+    return all(map(_is_plain, parts)) if parts else annotation in (int, float, bool, type(None))
 
 
 class ServerSettings(BaseSettings):
@@ -320,6 +340,23 @@ class ServerSettings(BaseSettings):
         """Primary environment variable of each field, in the order of the fields."""
         named = {"agent_stub_api_base_url": "DIFY_AGENT_STUB_API_BASE_URL"}
         return {name: named.get(name, f"{ENV_PREFIX}{name.upper()}") for name in cls.model_fields}
+
+    @classmethod
+    def known_variables(cls) -> frozenset[str]:
+        """Every name that sets a field, in upper case: `variables`, older names, and the prefix before a field's."""
+        own = {f"{ENV_PREFIX}{name.upper()}" for name in cls.model_fields}
+        aliases = (field.validation_alias for field in cls.model_fields.values())
+        choices = (alias.choices for alias in aliases if isinstance(alias, AliasChoices))
+        return frozenset({*own, *cls.variables().values(), *(str(name) for names in choices for name in names)})
+
+    @classmethod
+    def shown_fields(cls) -> frozenset[str]:
+        """Fields whose value a message may repeat: numbers, truth values, words from a list, and some texts.
+
+        All others may hold a secret, URLs a login.
+        """
+        plain = {name for name, field in cls.model_fields.items() if field.repr and _is_plain(field.annotation)}
+        return frozenset(plain | _SHOWN_TEXTS)
 
     @property
     def shutdown_limit(self) -> float:

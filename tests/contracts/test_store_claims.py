@@ -135,6 +135,16 @@ async def test_what_is_no_claim_is_not_touched(store, witness, prefix, text):
     assert witness.get(name(prefix)) == text
 
 
+async def test_a_claim_of_a_wrong_type_is_not_touched(bare_store, witness, prefix):
+    witness.hset(name(prefix), "a", "b")
+    operations = (bare_store.read_claim(KEY), bare_store.claim(KEY, FIRST), bare_store.release_claim(KEY, FIRST))
+    for operation in operations:
+        with pytest.raises(ClaimUnreadableError) as caught:
+            await operation
+        assert caught.value.key == name(prefix)
+    assert witness.hgetall(name(prefix)) == {b"a": b"b"}
+
+
 async def test_a_lost_reply_is_an_unknown_outcome_and_repeating_is_safe(store_server, prefix, witness):
     async with (
         store_server.proxy() as proxy,

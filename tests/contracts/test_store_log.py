@@ -19,7 +19,8 @@ from tests.contracts.store_support import (
 
 from dify_agent.errors import StoreUnavailableError
 from dify_agent.protocol.event_id import START, EventId
-from dify_agent.store.base import RecordUnreadableError
+from dify_agent.store.base import RecordUnreadableError, Verdict
+from dify_agent.store.keys import Keys
 from dify_agent.store.redis import open_redis_store
 
 
@@ -152,6 +153,40 @@ async def test_nothing_is_written_to_a_run_whose_record_cannot_be_read(bare_stor
             await operation
     assert [key async for key in keys_of(witness, prefix)] == [f"{prefix}:runs:{{{run}}}:record"]
     assert witness.get(f"{prefix}:runs:{{{run}}}:record") == text
+
+
+@pytest.mark.parametrize(("which", "what"), list(enumerate(["record", "log", "owner", "cancel intent"])))
+async def test_nothing_is_written_to_a_run_one_of_whose_keys_has_a_wrong_type(bare_store, witness, prefix, which, what):
+    run = run_id()
+    await bare_store.create_run(running(run), OWNER)
+    key = Keys(prefix).run(run)[which]
+    witness.delete(key)
+    witness.hset(key, "status", "running")
+    before = {name: witness.type(name) for name in Keys(prefix).run(run)}
+    concerned = {
+        "record": [0, 1, 2, 3, 4, 5],
+        "log": [1, 2, 4, 5],
+        "owner": [5],
+        "cancel intent": [1, 2, 3, 5],
+    }[what]
+    operations = [
+        lambda: bare_store.read_record(run),
+        lambda: bare_store.finalize(terminal(run, "failed")),
+        lambda: bare_store.finalize_cancel(terminal(run, "cancelled")),
+        lambda: bare_store.request_cancel(run, intent()),
+        lambda: bare_store.read_events(run, START, 5),
+        lambda: bare_store.judge(Verdict(run, OWNER, terminal(run, "failed"), None)),
+    ]
+    if what == "log":  # which a cancellation without an intent does not come to
+        concerned.remove(2)
+    for number in concerned:
+        with pytest.raises(RecordUnreadableError, match=f"the run's {what} in the store cannot be read") as caught:
+            await operations[number]()
+        assert (caught.value.run_id, caught.value.key) == (run, key)
+    if what in ("record", "log"):
+        (outcome,) = await bare_store.append([batch(run, START, event(1))])
+        assert isinstance(outcome, RecordUnreadableError)
+    assert {name: witness.type(name) for name in before} == before
 
 
 async def keys_of(witness, prefix):

@@ -1,9 +1,11 @@
 """The tail hub's read: many logs and a doorbell, one blocking call."""
 
+import pytest
 import trio
 from tests.contracts.store_support import MS, OWNER, batch, events, run_id, running
 
 from dify_agent.protocol.event_id import START, EventId
+from dify_agent.store.base import LogsUnreadableError
 
 
 async def new_run(store):
@@ -71,3 +73,19 @@ async def test_a_cancelled_read_leaves_the_store_usable(bare_store):
             await bare_store.read_tails(OWNER, {}, "0-0", 60)
         assert scope.cancelled_caught
     await bare_store.ping()
+
+
+async def test_logs_that_are_none_are_named_and_the_others_can_be_read_without_them(bare_store, witness, prefix):
+    broken, healthy = [await new_run(bare_store) for _ in range(2)]
+    await bare_store.append([batch(healthy, START, *events(1, 1))])
+    witness.hset(f"{prefix}:runs:{{{broken}}}:events", "a", "b")
+
+    async def read_on() -> None:
+        while True:  # in a cluster what lies on another server may come first
+            await bare_store.read_tails(OWNER, {broken: START, healthy: EventId(MS, 1)}, "0-0", 0.1)
+
+    with trio.fail_after(10), pytest.raises(LogsUnreadableError) as caught:
+        await read_on()
+    assert caught.value.run_ids == [broken]
+    with trio.fail_after(10):
+        assert (await bare_store.read_tails(OWNER, {healthy: START}, "0-0", 5)).events == {healthy: events(1, 1)}

@@ -2,7 +2,6 @@
 
 import pytest
 import trio
-from coredis.exceptions import ResponseError
 from tests.contracts.store_support import (
     MS,
     OWNER,
@@ -17,7 +16,7 @@ from tests.contracts.store_support import (
 )
 
 from dify_agent.protocol.event_id import START, EventId
-from dify_agent.store.base import Owner, RunLook, Verdict
+from dify_agent.store.base import KeyUnreadableError, Owner, RecordUnreadableError, RunLook, Verdict
 
 LATER = Owner(OWNER.id, OWNER.epoch + 1)
 
@@ -81,8 +80,19 @@ async def test_an_intent_of_a_wrong_type_is_none_among_many(store, run, witness,
     await store.request_cancel(other, intent("user", "enough"))
     witness.set(f"{prefix}:runs:{{{run}}}:cancel-intent", "a text", ex=600)
     assert await store.read_intents([run, other]) == {other: intent("user", "enough")}
-    with pytest.raises(ResponseError, match="wrong kind"):
+    with pytest.raises(RecordUnreadableError, match="the run's cancel intent in the store cannot be read") as caught:
         await store.read_intent(run)
+    assert (caught.value.run_id, caught.value.key) == (run, f"{prefix}:runs:{{{run}}}:cancel-intent")
+
+
+async def test_a_set_of_runs_that_is_none_is_told_by_its_key(store, run, witness, prefix):
+    key = f"{prefix}:owners:{{{OWNER.id}}}:runs"
+    witness.delete(key)
+    witness.hset(key, "a", "b")
+    witness.expire(key, 600)
+    with pytest.raises(KeyUnreadableError, match="an owner's set of runs in the store cannot be read") as caught:
+        await store.read_owned(OWNER.id)
+    assert (caught.value.key, caught.value.run_id) == (key, None)
 
 
 async def test_names_that_are_no_ids_are_left_out(store, run, witness, prefix):

@@ -2,11 +2,13 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,11 @@ from tests.doctor import broken
 from tests.doctor.world import BOUNDS, LIVING, RETENTION, World
 from tests.server.bodies import HANG, STREAM_THEN_HANG, run_of, text_run, tool_run
 from tests.server.clients import Api, open_api
-from tests.server.harness import BOUND_SECONDS, StoreServer, serving, until
+from tests.server.harness import BOUND_SECONDS, StoreServer, launched, serving, until
+from typer.testing import CliRunner
 
+from dify_agent.cli import doctor as command
+from dify_agent.cli.commands import app
 from dify_agent.doctor.keyspace import ExecutorKeyspace
 from dify_agent.doctor.repair import Repairs
 from dify_agent.doctor.scan import Scan, ScanResult
@@ -28,7 +33,9 @@ from dify_agent.store.redis import open_redis_store
 from dify_agent.store.urls import parse_store_url
 
 LEASE = 1.5
-BUSY_SECONDS = 5.0
+BUSY_SECONDS = 0.6
+"""Within which looks begin; a look takes up to 3 s."""
+LOOKING = 4
 MANY = 10_000
 SCAN_SECONDS = 60.0
 
@@ -60,28 +67,45 @@ async def scan(store: StoreServer, prefix: str, *, repair: bool = False) -> Scan
     return result
 
 
-async def _keep_busy(api: Api, until_time: float) -> None:
+async def _keep_busy(api: Api) -> None:
     bodies = [text_run(), tool_run(result=1), run_of(STREAM_THEN_HANG), run_of(HANG), run_of({"error": "x"})]
-    while trio.current_time() < until_time:
+    while True:
         for body in bodies:
             run = await api.create({**body, "idempotency_key": uuid.uuid4().hex})
             if "hang" in json.dumps(body):
                 await api.cancel(run)
 
 
+async def _keep_looking(store: StoreServer, prefix: str, until_time: float, seen: list[int]) -> None:
+    while trio.current_time() < until_time:
+        result = await scan(store, prefix)
+        assert result.findings == []
+        seen.append(result.counts.runs)
+
+
 async def test_no_findings_beside_busy_replicas(store: StoreServer, prefix: str) -> None:
-    with serving(store.url, prefix=prefix) as one, serving(store.url, prefix=prefix) as two:
+    """Several at a time: whoever has suspected something waits for a while before it looks again."""
+    with launched(store.url, prefix=prefix) as one, launched(store.url, prefix=prefix) as two:
+        for server in (one, two):
+            server.wait_listening()
+        seen: list[int] = []
         async with open_api(one) as api, open_api(two) as other, trio.open_nursery() as nursery:
-            until_time = trio.current_time() + BUSY_SECONDS
             for _ in range(4):
-                nursery.start_soon(_keep_busy, api, until_time)
-                nursery.start_soon(_keep_busy, other, until_time)
-            seen = 0
-            while trio.current_time() < until_time:
-                result = await scan(store, prefix)
-                assert result.findings == []
-                seen = max(seen, result.counts.runs)
-            assert seen > 20
+                nursery.start_soon(_keep_busy, api)
+                nursery.start_soon(_keep_busy, other)
+            until_time = trio.current_time() + BUSY_SECONDS
+            async with trio.open_nursery() as looking:
+                for _ in range(LOOKING):
+                    looking.start_soon(_keep_looking, store, prefix, until_time, seen)
+                    await trio.sleep(BUSY_SECONDS / LOOKING / 2)
+            nursery.cancel_scope.cancel(reason="it was looked at for long enough")
+        assert len(seen) >= LOOKING
+        assert max(seen) > 20
+        for server in (one, two):
+            server.tell(signal.SIGTERM)
+        for server in (one, two):
+            assert server.stop() == 0
+            server.check_log()
     assert (await scan(store, prefix)).findings == []
 
 
@@ -108,31 +132,89 @@ async def test_reapers_judge_what_is_handed_to_them(store: StoreServer, prefix: 
             await api.finished(live)
 
 
-def doctor(folder: Path, url: str, prefix: str, *options: str) -> "subprocess.CompletedProcess[str]":
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("DIFY_AGENT_")}
+def environment_of(url: str, prefix: str) -> dict[str, str]:
     settings = {"REDIS_URL": url, "REDIS_PREFIX": prefix, "RUN_RETENTION_SECONDS": str(RETENTION)}
-    environment |= {f"DIFY_AGENT_{name}": value for name, value in settings.items()}
+    return {f"DIFY_AGENT_{name}": value for name, value in settings.items()}
+
+
+def doctor(folder: Path, url: str, prefix: str, *options: str) -> "subprocess.CompletedProcess[str]":
+    """The command as a process, with its pause before the second look."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("DIFY_AGENT_")}
     command = [sys.executable, "-m", "dify_agent", "doctor", *options]
     return subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=BOUND_SECONDS * 2, check=False
+        command,
+        env=environment | environment_of(url, prefix),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=BOUND_SECONDS * 2,
+        check=False,
     )
 
 
+async def doctor_within(*options: str) -> tuple[int, str]:
+    """The command in this process and without the pause: its status and what it prints."""
+    result = await trio.to_thread.run_sync(CliRunner().invoke, app, ["doctor", *options])
+    return result.exit_code, result.stdout
+
+
 async def test_the_command_from_end_to_end(store: StoreServer, prefix: str, tmp_path: Path) -> None:
+    """As a process, on a sound keyspace and on one with both kinds of findings."""
+    results: dict[str, subprocess.CompletedProcess[str]] = {}
+
+    async def run(name: str, *options: str) -> None:
+        results[name] = await trio.to_thread.run_sync(doctor, tmp_path, store.url, name, *options)
+
+    async with open_executor(parse_store_url(store.url), limit=10, timeout=5) as executor:
+        sound, sick = f"{prefix}-sound", f"{prefix}-sick"
+        worlds = []
+        for name in (sound, sick):
+            async with open_redis_store(store.url, prefix=name, retention_seconds=RETENTION) as opened:
+                world = World(opened, executor, store.witness, name)
+                await world.settle()
+                if name == sick:
+                    ended, hole = await broken.intent_after_end(world), await broken.hole(world)
+                worlds.append(world)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run, sound)
+            nursery.start_soon(run, sick, "--repair")
+    assert (results[sound].returncode, results[sound].stderr) == (0, "")
+    assert results[sound].stdout.endswith("no broken rule\n")
+    assert (results[sick].returncode, results[sick].stderr) == (3, "")
+    first, second, *rest = results[sick].stdout.splitlines()
+    keys = worlds[1].keys
+    assert first.startswith(f"repaired intent-after-end     {keys.intent(ended)}: ")
+    assert second.startswith(f"error    ordinal-gap          {keys.events(hole)}: ")
+    assert rest[-1].endswith("1 findings, 1 repaired")
+
+
+@pytest.fixture
+def within(store: StoreServer, prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `doctor_within` needs: the environment of the command, no pause, and the logging of this process."""
+    for name in [name for name in os.environ if name.startswith("DIFY_AGENT_")]:
+        monkeypatch.delenv(name)
+    for name, value in environment_of(store.url, prefix).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command, "configure_logging", lambda: None)
+    monkeypatch.setattr(command, "Scan", partial(Scan, recheck_seconds=0.01))
+
+
+async def test_what_the_command_tells_and_repairs(store: StoreServer, prefix: str, within: None) -> None:
     async with (
         open_redis_store(store.url, prefix=prefix, retention_seconds=RETENTION) as opened,
         open_executor(parse_store_url(store.url), limit=10, timeout=5) as executor,
     ):
         world = World(opened, executor, store.witness, prefix)
         await world.settle()
-        clean = doctor(tmp_path, store.url, prefix)
-        assert (clean.returncode, clean.stderr) == (0, "")
-        assert clean.stdout.endswith("no broken rule\n")
+        clean, text = await doctor_within()
+        assert clean == 0
+        assert text.endswith("no broken rule\n")
 
         ended = await broken.intent_after_end(world)
-        told = doctor(tmp_path, store.url, prefix, "--json")
-        assert (told.returncode, told.stderr) == (3, "")
-        report = json.loads(told.stdout)
+        told, text = await doctor_within("--json")
+        assert told == 3
+        report = json.loads(text)
         assert report["remaining"] == 1
         assert report["counts"]["runs"] == len(world.healthy) + 1
         (finding,) = report["findings"]
@@ -140,9 +222,9 @@ async def test_the_command_from_end_to_end(store: StoreServer, prefix: str, tmp_
         assert (finding["repairable"], finding["repaired"]) == (True, False)
 
         hole = await broken.hole(world)
-        some = doctor(tmp_path, store.url, prefix, "--repair")
-        assert some.returncode == 3
-        first, second, *rest = some.stdout.splitlines()
+        some, text = await doctor_within("--repair")
+        assert some == 3
+        first, second, *rest = text.splitlines()
         assert first.startswith(f"repaired intent-after-end     {world.keys.intent(ended)}: ")
         assert second.startswith(f"error    ordinal-gap          {world.keys.events(hole)}: ")
         assert rest[-1].endswith("1 findings, 1 repaired")
@@ -150,11 +232,9 @@ async def test_the_command_from_end_to_end(store: StoreServer, prefix: str, tmp_
         store.witness.delete(*world.keys.run(hole))
         store.witness.srem(world.keys.runs(LIVING.id), hole)
         await broken.no_ttl(world)
-        repaired = doctor(tmp_path, store.url, prefix, "--repair", "--json")
-        assert repaired.returncode == 0
-        assert [(item["rule"], item["repaired"]) for item in json.loads(repaired.stdout)["findings"]] == [
-            ("ttl-missing", True)
-        ]
+        repaired, text = await doctor_within("--repair", "--json")
+        assert repaired == 0
+        assert [(item["rule"], item["repaired"]) for item in json.loads(text)["findings"]] == [("ttl-missing", True)]
 
 
 @pytest.mark.parametrize(

@@ -175,7 +175,12 @@ async def test_the_listener_stays_for_its_time(store: StoreServer):
 
 @pytest.mark.parametrize(
     ("first", "second", "status"),
-    [(signal.SIGTERM, signal.SIGTERM, 143), (signal.SIGINT, signal.SIGINT, 130), (signal.SIGTERM, signal.SIGINT, 130)],
+    [
+        (signal.SIGTERM, signal.SIGTERM, 143),
+        (signal.SIGINT, signal.SIGINT, 130),
+        (signal.SIGTERM, signal.SIGINT, 130),
+        (signal.SIGTERM, signal.SIGHUP, 129),
+    ],
 )
 async def test_a_second_signal_ends_the_process_at_once(store: StoreServer, first, second, status):
     with launched(store.url, shutdown_grace_seconds=60) as server:
@@ -188,13 +193,21 @@ async def test_a_second_signal_ends_the_process_at_once(store: StoreServer, firs
         assert await server.exit_status(within=5) == status
 
 
-async def test_ctrl_c_drains_like_sigterm(store: StoreServer):
-    with serving(store.url) as server:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+async def test_ctrl_c_and_a_closed_terminal_drain_like_sigterm(store: StoreServer, number):
+    with serving(store.url, shutdown_grace_seconds=0.5) as server:
         async with open_api(server) as api:
-            await api.create(run_of(HANG))
-        server.tell(signal.SIGINT)
+            hanging, ending = await api.create(run_of(HANG)), await api.create(run_of({"chunks": 2, "delay_ms": 50}))
+            async with open_stream(server, hanging) as stream:
+                assert await stream.frame() is not None
+                server.tell(number)
+                frames = await stream.rest()
+        assert frames[-1].json["data"]["reason"] == "shutdown"
         assert await server.exit_status(within=10) == 0
-    assert stored_records(store, server.prefix)[0]["status"] == "failed"
+        steps = ["stopping", "draining", "grace is over, runs are stopped", "drained", "stopped"]
+        assert [record["event"] for record in server.records() if record["event"] in steps] == steps
+    statuses = {record["run_id"]: record["status"] for record in stored_records(store, server.prefix)}
+    assert statuses == {hanging: "failed", ending: "succeeded"}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -11,13 +12,15 @@ import pytest
 import trio
 from tests.server.bodies import HANG, run_of, text_run
 from tests.server.clients import open_api, open_stream
-from tests.server.harness import Server, StoreServer, launched, until
+from tests.server.harness import Server, StoreServer, launched, stored_records, until
 from tests.server.test_metrics import read
 
 pytestmark = pytest.mark.slow
 
 WORKERS = 3
 LEASE = 1.5
+KILL_SECONDS = 3.0
+"""After its own limit the parent ends what has not ended."""
 SLOW = 10.0
 """A reaper of a process that has just started watches for a lease first."""
 
@@ -168,14 +171,135 @@ async def test_what_keeps_a_worker_from_starting_is_told_once(
         assert [each["event"] for each in server.records()].count(event) == 1
 
 
-@pytest.mark.full
-async def test_metrics_of_a_dead_worker_keep_their_counters(store: StoreServer) -> None:
-    with served(store) as server:
+async def test_a_hangup_of_the_parent_drains_all(store: StoreServer) -> None:
+    with served(store, shutdown_grace_seconds=0.3) as server:
         await all_listening(server)
+        children = pids(server)
+        runs = {await fresh_create(server) for _ in range(3)}
+        server.tell(signal.SIGHUP)
+        assert await server.exit_status(within=8) == 0
+        assert gone(children)
+        assert {each.get("worker") for each in server.records() if each["event"] == "drained"} == {1, 2, 3}
+    ended = {each["run_id"]: (each["status"], each["error"]) for each in stored_records(store, server.prefix)}
+    assert ended == dict.fromkeys(runs, ("failed", "run cancelled during server shutdown"))
+
+
+async def test_a_frozen_worker_does_not_keep_the_parent_from_ending(store: StoreServer) -> None:
+    """It hears no SIGTERM, and its own watchdog is frozen with it. The others drain as ever."""
+    with served(store, shutdown_limit_seconds=1, shutdown_grace_seconds=0) as server:
+        await all_listening(server)
+        children = pids(server)
+        victim = min(children)
+        os.kill(victim, signal.SIGSTOP)
+        began = trio.current_time()
+        server.tell(signal.SIGTERM)
+        await until(lambda: server.log.count('"stopped"') == WORKERS - 1, "the others drain", 1 + KILL_SECONDS)
+        assert await server.exit_status(within=1 + KILL_SECONDS + 2) == 75
+        assert trio.current_time() - began >= 1 + KILL_SECONDS
+        await until(lambda: gone(children), "nothing is left")
+        (killed,) = [each for each in server.records() if each["event"] == "worker does not end, it is killed"]
+        assert killed["level"] == "error"
+
+
+def listened(server: Server) -> int:
+    """How many workers have, so far."""
+    return sum(each["event"] == "listening" and "owner" in each for each in server.records())
+
+
+async def ended(server: Server, runs: int) -> None:
+    """A run is counted a moment after its terminal event can be read."""
+    with trio.fail_after(SLOW):
+        async with open_api(server) as api:
+            while (await read(api))["runs_ended_total", "succeeded"] < runs:
+                pass
+            assert (await read(api))["runs_ended_total", "succeeded"] == runs
+
+
+def metric_files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("dify-agent-metrics-*/*"))
+
+
+async def test_metrics_of_a_crashed_worker_keep_its_counters_and_lose_its_gauges(
+    store: StoreServer, tmp_path: Path
+) -> None:
+    with served(store, env={"TMPDIR": str(tmp_path)}, owner_lease_seconds=60) as server:
+        await all_listening(server)
+        files = metric_files(tmp_path)
+        assert files == sorted(
+            f"{kind}_{n}.db" for kind in ("counter", "gauge_livesum", "histogram") for n in (1, 2, 3)
+        )
         for _ in range(6):
             await one_run(server)
-        os.kill(sorted(pids(server))[0], signal.SIGKILL)
-        await until(lambda: len(pids(server)) == WORKERS, "replaced")
+        await ended(server, 6)
+        run_id = await fresh_create(server)
         async with open_api(server) as api:
-            assert (await read(api))["runs_ended_total", "succeeded"] == 6
+            await api.events_until(run_id, "run_started")
+        owner = owner_of(server, store, run_id)
+        (pid,) = [each["pid"] for each in server.records() if each.get("owner") == owner]
+        async with open_api(server) as api:
+            before = await read(api)
+        assert (before["runs_ended_total", "succeeded"], before["runs_active", "running"]) == (6, 1)
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: server.log.count("worker ended, replacing it") == 1, "its end is seen")
+        for listening in (WORKERS, WORKERS + 1):  # without it, and with its successor
+            await until(lambda n=listening: listened(server) >= n, "the successor listens")
+            async with open_api(server) as api:
+                found = await read(api)
+            assert found["runs_active", "running"] == 0
+            assert found["runs_ended_total", "succeeded"] == 6
+            for name in ("create_run", "append"):
+                key = ("store_operation_seconds_count", name, "ok")
+                assert found[key] >= before[key] >= 7 - (name == "append")
+        await one_run(server)
+        await ended(server, 7)
+        assert metric_files(tmp_path) == files
         assert server.stop() == 0
+
+
+@pytest.mark.full
+async def test_twenty_replacements_leave_no_more_files_and_lose_no_count(store: StoreServer, tmp_path: Path) -> None:
+    runs = 0
+    with served(store, env={"TMPDIR": str(tmp_path)}) as server:
+        await all_listening(server)
+        files = metric_files(tmp_path)
+        for replaced in range(20):
+            for _ in range(2):
+                await one_run(server)
+                runs += 1
+            await ended(server, runs)
+            oldest = min(psutil.Process(server.pid).children(), key=lambda child: child.create_time())
+            oldest.kill()
+            listening = WORKERS + replaced + 1
+            await until(lambda n=listening: listened(server) >= n, "its successor listens", 30)
+            async with open_api(server) as api:
+                assert (await read(api))["runs_ended_total", "succeeded"] == runs
+            assert metric_files(tmp_path) == files
+        assert server.stop() == 0
+    assert metric_files(tmp_path) == []
+
+
+@pytest.mark.full
+async def test_a_worker_that_ends_more_than_ten_times_within_a_minute_stops_all(store: StoreServer) -> None:
+    with served(store, shutdown_grace_seconds=0) as server:
+        await all_listening(server)
+        run_id = await fresh_create(server)
+        owner = owner_of(server, store, run_id)
+        (spared,) = [each["pid"] for each in server.records() if each.get("owner") == owner]
+        victim = min(pids(server) - {spared})
+        others = pids(server) - {victim}
+        number = next(each["worker"] for each in server.records() if each.get("pid") == victim)
+        for kills in range(11):
+            os.kill(victim, signal.SIGKILL)
+            await until(
+                lambda n=kills: server.log.count("worker ended, replacing it") == n + 1 or n == 10, "it is seen"
+            )
+            if kills < 10:
+                await until(lambda: len(pids(server)) == WORKERS, "it is replaced")
+                (victim,) = pids(server) - others
+        assert await server.exit_status(within=20) == 70
+        told = next(each for each in server.records() if each["event"].startswith("a worker ends again and again"))
+        assert (told["level"], told["worker"]) == ("critical", number)
+        assert "more than 10 times within 60 s" in told["problem"]
+        assert gone(others)
+    (record,) = stored_records(store, server.prefix)
+    assert (record["status"], record["error"]) == ("failed", "run cancelled during server shutdown")

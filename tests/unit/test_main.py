@@ -52,8 +52,15 @@ def test_a_watchdog_that_was_not_armed_is_called_off() -> None:
 def test_leaving_calls_an_armed_watchdog_off() -> None:
     with Watchdog(3600) as watchdog:
         watchdog.arm()
-    watchdog._timer.join(10)
-    assert not watchdog._timer.is_alive()
+    assert not watchdog._thread.is_alive()
+
+
+def test_what_leaves_a_watchdog_that_was_armed_twice_is_not_bitten() -> None:
+    with Watchdog(0.05) as watchdog:
+        watchdog.arm()
+        watchdog.arm()
+    watchdog._thread.join(10)
+    assert not watchdog._thread.is_alive()
 
 
 @pytest.mark.parametrize(("soft", "hard", "set_to"), [(1024, 4096, (4096, 4096)), (4096, 4096, None)])

@@ -32,24 +32,41 @@ class CancelObserver:
         tell: Callable[[str, Stop], bool],
         own_runs: Callable[[], Iterable[str]],
         has_events: Callable[[str], bool],
+        on_outage: Callable[[], None] = lambda: None,
     ) -> None:
+        """
+        Args:
+            store: where the inbox and the intents are.
+            owner: this replica.
+            tell: stops a run.
+            own_runs: those that are executed now.
+            has_events: whether anything of a run is stored.
+            on_outage: called when the inbox cannot be read any more. Its read is always under way, so it is the first
+                to notice.
+        """
         self._store = store
         self._owner = owner
         self._tell = tell
         self._own_runs = own_runs
         self._has_events = has_events
+        self._on_outage = on_outage
         self._read_to = "0-0"
 
     async def watch_inbox(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Wait for bells until cancelled. An outage of the store is waited out; the position is kept."""
         task_status.started()
+        away = False
         while True:
             try:
                 entries = await self._store.read_inbox(self._owner, self._read_to, BLOCK_SECONDS)
                 await self._look([run_id for _, run_id in entries])
             except StoreUnavailableError:
+                if not away:
+                    self._on_outage()
+                away = True
                 await trio.sleep(RETRY_SECONDS)
                 continue
+            away = False
             if entries:
                 self._read_to = entries[-1][0]
 
@@ -66,8 +83,10 @@ class CancelObserver:
         stored = [run_id for run_id in self._own_runs() if self._has_events(run_id)]
         looks = await self._store.look(stored) if stored else {}
         for run_id, look in looks.items():
-            if look is None or look.record is None:
+            if look is None:
                 self._tell(run_id, Stop(StopKind.RECORD_LOST))
+            elif look.record is None:
+                self._tell(run_id, Stop(StopKind.RECORD_UNREADABLE))
             elif look.record.status != "running":
                 self._tell(run_id, Stop(StopKind.SEALED, look.record.status))
             elif look.intent is not None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from agenton.compositor import Compositor, CompositorSessionSnapshot, LayerProvider
 from agenton.layers import ExitIntent
 from dify_agent.errors import AgentRunValidationError
-from dify_agent.layers.registry import PYDANTIC_AI_TRANSFORMERS
+from dify_agent.layers.registry import ADMITTED_BY, PYDANTIC_AI_TRANSFORMERS
 from dify_agent.protocol.schemas import (
     DIFY_AGENT_HISTORY_LAYER_ID,
     DIFY_AGENT_MODEL_LAYER_ID,
@@ -62,6 +62,13 @@ def plan_run(request: CreateRunRequest, providers: Sequence[LayerProvider[Any]])
         snapshot = _cleanup_snapshot(request, names)
     intents = {name: request.on_exit.layers.get(name, request.on_exit.default) for name in names}
     return RunPlan(compositor, configs, snapshot, intents, lifecycle_only)
+
+
+def withheld_types(request: CreateRunRequest, providers: Sequence[LayerProvider[Any]]) -> Mapping[str, str]:
+    """Layer types of the request that are not registered because of a setting, and its variable."""
+    asked = {layer.type for layer in request.composition.layers} & ADMITTED_BY.keys()
+    known = {provider.type_id for provider in providers}
+    return {type_id: ADMITTED_BY[type_id] for type_id in sorted(asked - known)}
 
 
 def _cleanup_snapshot(request: CreateRunRequest, names: Sequence[str]) -> CompositorSessionSnapshot:

@@ -19,13 +19,18 @@ from dify_agent.actors.publisher import LogLostError, RunLog
 from dify_agent.actors.terminals import UNWRITABLE, cancellation_terminal, failure_terminal, success_terminal
 from dify_agent.errors import Reason, RunNotFoundError, StoreUnavailableError
 from dify_agent.protocol.schemas import RunStatusResponse
-from dify_agent.store.base import CancelIntent, FinalizeOutcome, StoredEvent, Terminal
+from dify_agent.store.base import CancelIntent, FinalizeOutcome, RecordUnreadableError, StoredEvent, Terminal
 
 RETRY_FIRST_SECONDS: Final = 0.05
 RETRY_MOST_SECONDS: Final = 1.0
 
 _log = structlog.get_logger()
-_SILENT: Final = (StopKind.SEALED, StopKind.RECORD_LOST)
+_GIVEN_UP: Final = {
+    StopKind.SEALED: "its log belongs to someone else",
+    StopKind.RECORD_LOST: "its record is gone from the store (restart without persistence, FLUSHALL or expired)",
+    StopKind.RECORD_UNREADABLE: "its record cannot be read",
+}
+"""Stops after which nothing may be written to the run any more."""
 
 
 class Finalizer:
@@ -46,8 +51,8 @@ class Finalizer:
 
         Cancelled, it can be called again and goes on where it was: the transition it proposes is built once.
         """
-        if stop is not None and stop.kind in _SILENT:
-            _log.error("run given up, its log belongs to someone else", run_id=self._run_id, kind=stop.kind)
+        if stop is not None and stop.kind in _GIVEN_UP:
+            self._say_given_up(stop.kind, stop.detail)
             return
         pause = RETRY_FIRST_SECONDS
         while not await self._settled(done, stop):
@@ -62,9 +67,11 @@ class Finalizer:
         except StoreUnavailableError:
             return False
         except LogLostError as lost:
-            _log.error("run given up, its log takes no more events", run_id=self._run_id, why=str(lost))
+            self._say_given_up(lost.kind)
+        except RecordUnreadableError as error:
+            self._say_given_up(StopKind.RECORD_UNREADABLE, str(error), key=error.key)
         except RunNotFoundError:
-            _log.error("record_lost: the run's record is gone", run_id=self._run_id)
+            self._say_given_up(StopKind.RECORD_LOST)
         except Exception as error:  # noqa: BLE001  The actor boundary: a refused ending must not leave the run running.
             return self._give_up(error) if self._reduced else self._reduce(error)
         else:
@@ -72,6 +79,10 @@ class Finalizer:
                 return False
             self._note_ending(outcome, done, stop)
         return True
+
+    def _say_given_up(self, kind: StopKind, detail: str = "", **facts: str) -> None:
+        why = {"why": detail} if detail else {}
+        _log.error(f"run given up, {_GIVEN_UP[kind]}", run_id=self._run_id, kind=kind, **why, **facts)
 
     def _note_ending(self, outcome: FinalizeOutcome, done: WorkDone, stop: Stop | None) -> None:
         """One line for an operator when a run failed. Not the error's text: it may quote what the caller sent."""

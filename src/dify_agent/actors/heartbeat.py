@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable
 from typing import Final, Protocol
 
-import structlog
 import trio
 
+from dify_agent.actors.outage_log import OutageLog
 from dify_agent.errors import StoreUnavailableError
 from dify_agent.store.base import Owner, RunStore
 
@@ -14,7 +14,9 @@ BEATS_PER_LEASE: Final = 3
 TOUCHES_PER_RETENTION: Final = 3
 RETRY_SECONDS: Final = 0.5
 
-_log = structlog.get_logger()
+MEANING: Final = (
+    "runs go on; events wait in memory, their runs are stopped after DIFY_AGENT_STORE_OUTAGE_SECONDS; requests get 503"
+)
 
 
 class OwnRuns(Protocol):
@@ -50,6 +52,11 @@ class Heartbeat:
         self._runs = runs
         self._touched: float | None = None
         """When the live runs were last touched (`trio.current_time`); outlives a restart of the service."""
+        self._lease_log = OutageLog("lease not renewed", "store is back, lease renewed", owner=owner.id)
+        self._tend_log = OutageLog(
+            "runs not tended, tried again with the next beat", "runs are tended again", owner=owner.id
+        )
+        self._doubted = trio.Event()
         self._beating = trio.Lock()
         self._retired = False
 
@@ -66,9 +73,16 @@ class Heartbeat:
         task_status.started()
         pause = self._beat_seconds
         while True:
-            await trio.sleep(pause)
+            with trio.move_on_after(pause):
+                await self._doubted.wait()
+            self._doubted = trio.Event()
             async with self._beating:
                 pause = await self._beat()
+
+    def doubt(self) -> None:
+        """Somebody else has met an outage: beat now, so that it is told at once and not with the next beat."""
+        if not self._lease_log.lasts:
+            self._doubted.set()
 
     async def _beat(self) -> float:
         """Renew the lease, then tend the runs; how long to wait for the next."""
@@ -78,14 +92,20 @@ class Heartbeat:
             await self._store.heartbeat(self._owner, self._lease_seconds)
         except StoreUnavailableError as error:
             # Renew at once when the store is back: a lease judged late is a healthy run lost.
-            _log.warning("lease not renewed", owner=self._owner.id, cause=error.cause)
+            self._lease_log.failed(error.cause, meaning=MEANING)
             return min(RETRY_SECONDS, self._beat_seconds)
+        self._lease_log.succeeded()
         # Neither of the two keeps the other from its turn, nor the lease: on a cluster one node may be away.
+        failed: StoreUnavailableError | None = None
         for tend in (self._touch, self.release):
             try:
                 await tend()
             except StoreUnavailableError as error:
-                _log.warning("runs not tended, tried again with the next beat", owner=self._owner.id, cause=error.cause)
+                failed = error
+        if failed is not None:
+            self._tend_log.failed(failed.cause)
+        else:
+            self._tend_log.succeeded()
         return self._beat_seconds
 
     async def _touch(self) -> None:

@@ -26,6 +26,8 @@ class StopKind(StrEnum):
     """The store refuses one of this run's events for good (too large for it, say)."""
     RECORD_LOST = "record_lost"
     """The record is gone (expired, FLUSHALL): stop, write nothing."""
+    RECORD_UNREADABLE = "record_unreadable"
+    """Another program has written under one of the run's keys: stop, write nothing."""
 
 
 @dataclass(frozen=True, slots=True)

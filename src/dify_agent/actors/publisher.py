@@ -46,7 +46,7 @@ RETRY_MOST_SECONDS: Final = 1.0
 _log = structlog.get_logger()
 _LOST: Final[dict[AppendOutcome, StopKind]] = {
     "sealed": StopKind.SEALED,
-    "gap": StopKind.RECORD_LOST,
+    "gap": StopKind.SEALED,  # with events that are none of ours, or it would have been mended
     "missing": StopKind.RECORD_LOST,
 }
 
@@ -57,6 +57,10 @@ _ENDABLE: Final = (StopKind.STORE_UNAVAILABLE, StopKind.REFUSED)
 
 class LogLostError(Exception):
     """The run's log takes no more events; the run's actor has been told why."""
+
+    def __init__(self, kind: StopKind) -> None:
+        super().__init__(str(kind))
+        self.kind = kind
 
 
 class RunLog:
@@ -162,7 +166,7 @@ class RunLog:
         """Take a refusal that no repeat would change for the batch in flight."""
         self._land()
         unreadable = isinstance(error, RecordUnreadableError)
-        self.lose(StopKind.RECORD_LOST if unreadable else StopKind.REFUSED, str(error))
+        self.lose(StopKind.RECORD_UNREADABLE if unreadable else StopKind.REFUSED, str(error))
 
     def lose(self, kind: StopKind, detail: str) -> None:
         """Give the log up: drop what waits, tell the actor."""
@@ -381,8 +385,11 @@ class Publisher:
             if isinstance(outcome, StoreUnavailableError):
                 unanswered[log] = outcome
             elif isinstance(outcome, Exception):
-                # This run's log alone cannot be written (its record is unreadable, say); the others go on.
-                _log.error("run's events refused", run_id=log.run_id, exc_info=outcome)
+                # This run's log alone cannot be written; the others go on.
+                if isinstance(outcome, RecordUnreadableError):
+                    _log.error("run's events refused", run_id=log.run_id, key=outcome.key, why=str(outcome))
+                else:
+                    _log.error("run's events refused", run_id=log.run_id, exc_info=outcome)
                 log.refuse(outcome)
             else:
                 log.settle(outcome)

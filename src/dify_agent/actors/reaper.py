@@ -22,7 +22,7 @@ from dify_agent.actors.messages import Failed
 from dify_agent.actors.terminals import cancellation_terminal, failure_terminal
 from dify_agent.errors import Reason, StoreUnavailableError
 from dify_agent.metrics import Metrics
-from dify_agent.store.base import Owner, RunLook, RunStore, Verdict, VerdictOutcome
+from dify_agent.store.base import KeyUnreadableError, Owner, RunLook, RunStore, Verdict, VerdictOutcome
 
 POLL_SECONDS: Final = 1.0
 """Between two looks at the leases; a verdict is late by at most this and the time of its writing."""
@@ -83,7 +83,7 @@ class Reaper:
         self._again_at = {owner_id: at for owner_id, at in self._again_at.items() if leases.get(owner_id) is False}
         for owner_id, held in leases.items():
             if held is False and owner_id != self._owner.id and now >= self._again_at.get(owner_id, now):
-                await self._reap(owner_id)
+                await self._try_reap(owner_id)
         await self._reap_strays()
         self._seen_at = trio.current_time()  # judging many runs takes time, and every answer was one of the store
 
@@ -95,6 +95,15 @@ class Reaper:
         if not watched:
             self._healthy_since = None
         return watched
+
+    async def _try_reap(self, owner_id: str) -> None:
+        try:
+            await self._reap(owner_id)
+        except KeyUnreadableError as error:
+            _log.error(
+                "runs of a lost owner are unknown, it is left alone", owner=owner_id, key=error.key, why=str(error)
+            )
+            self._again_at[owner_id] = trio.current_time() + self._lease_seconds
 
     async def _reap(self, owner_id: str) -> None:
         run_ids = await self._store.read_owned(owner_id)
@@ -142,12 +151,18 @@ class Reaper:
             elif look.record.status == "running" and (look.owner is None or look.owner.id == owner_id):
                 try:
                     outcome = await self._end(run_id, look)
+                except KeyUnreadableError as error:
+                    _log.error("run of a lost owner cannot be judged, it is left alone", run_id=run_id, key=error.key)
+                    over.append(run_id)
+                    continue
                 except Exception as error:
                     # One run, or one node of a cluster, must not keep the others from their verdicts.
                     failures += 1
-                    if failures >= TRIES and isinstance(error, StoreUnavailableError):
+                    away = error if isinstance(error, StoreUnavailableError) else None
+                    if failures >= TRIES and away is not None:
                         raise
-                    _log.warning("run not judged, it is tried again", run_id=run_id, owner=owner_id, exc_info=error)
+                    why = {"exc_info": error} if away is None else {"cause": away.cause}
+                    _log.warning("run not judged, it is tried again", run_id=run_id, owner=owner_id, **why)
                     continue
                 self._metrics.verdict(outcome)
                 _log.warning("run judged, its owner is lost", run_id=run_id, owner=owner_id, outcome=outcome)

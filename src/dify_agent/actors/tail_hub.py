@@ -14,7 +14,7 @@ import trio
 from dify_agent.actors.live_log import LiveLog
 from dify_agent.errors import RunNotFoundError, StoreUnavailableError
 from dify_agent.protocol.event_id import EventId
-from dify_agent.store.base import Owner, RunStore, TailsRead
+from dify_agent.store.base import LogsUnreadableError, Owner, RecordUnreadableError, RunStore, TailsRead
 
 BLOCK_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 0.5
@@ -102,6 +102,10 @@ class TailHub:
         self._reading = True
         try:
             read = await self._store.read_tails(self._owner, positions, self._doorbell, BLOCK_SECONDS)
+        except LogsUnreadableError as error:
+            for run_id in error.run_ids:
+                self._drop(run_id)  # its readers look into the store, and are told there
+            return
         finally:
             self._reading = False
         self._take(read, positions)
@@ -130,7 +134,7 @@ class TailHub:
                 continue
             try:
                 page = await self._store.read_events(run_id, followed.live.top, 1)
-            except RunNotFoundError:
+            except (RunNotFoundError, RecordUnreadableError):
                 self._drop(run_id)
                 continue
             followed.seen_at = now

@@ -11,11 +11,12 @@ end the tasks in their nurseries, and with them the exit hooks that still need t
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+import structlog
 import trio
 
 from agenton.compositor import CompositorSessionSnapshot
 from dify_agent.actors.agent_events import AgentEvents
-from dify_agent.actors.composition import RunPlan, plan_run
+from dify_agent.actors.composition import RunPlan, plan_run, withheld_types
 from dify_agent.actors.conversation import Run, converse
 from dify_agent.actors.environment import RunEnvironment
 from dify_agent.actors.failures import describe_failure, phase_timeout
@@ -26,6 +27,8 @@ from dify_agent.concurrency.groups import must_leave
 from dify_agent.events import envelope
 from dify_agent.loop.port import Capture
 from dify_agent.protocol.schemas import AgentRunUsage, CreateRunRequest
+
+_log = structlog.get_logger()
 
 
 class RunWork:
@@ -72,6 +75,12 @@ class RunWork:
 
     async def _work(self) -> Ending:
         self._log.offer(envelope.run_started(self._run_id, datetime.now(UTC)))
+        # For the operator; the caller is told as of any type that does not exist.
+        if withheld := withheld_types(self._request, self._env.providers):
+            types, settings = list(withheld), ", ".join(dict.fromkeys(withheld.values()))
+            _log.info(
+                "run names layer types that a setting withholds", run_id=self._run_id, types=types, setting=settings
+            )
         plan = plan_run(self._request, self._env.providers)
         bounds = self._env.bounds
         ending: Ending = Interrupted()

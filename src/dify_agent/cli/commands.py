@@ -19,6 +19,7 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 5050
 DEFAULT_FAKES_PORT = 5001
+DEFAULT_FAKES_STATE_BYTES = 64 * 1024 * 1024
 """Where the settings expect the Dify API."""
 
 
@@ -92,11 +93,14 @@ def fakes(
         Path | None, typer.Option(exists=True, dir_okay=False, help="What to answer, as JSON (docs/fakes.md).")
     ] = None,
     key: Annotated[str, typer.Option(help="Key that callers have to send.")] = "fake-key",
+    state_bytes: Annotated[
+        int, typer.Option(min=0, help="Bound of uploaded files and agent configs together; the oldest go first.")
+    ] = DEFAULT_FAKES_STATE_BYTES,
 ) -> None:
     """Serve a fake Dify API and plugin daemon on one port, for tests and load tests, until SIGTERM or Ctrl-C."""
     from dify_agent.cli.fakes import run_fakes
 
-    sys.exit(run_fakes(host, port, script=script, key=key))
+    sys.exit(run_fakes(host, port, script=script, key=key, state_bytes=state_bytes))
 
 
 @app.command()

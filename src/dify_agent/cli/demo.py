@@ -6,7 +6,9 @@ from typing import Any, Final
 import httpx2
 import trio
 from rich.console import Console
+from rich.markup import escape
 
+from dify_agent.cli.logs import configure_logging
 from dify_agent.cli.running import development_settings
 from dify_agent.http.server import Address
 from dify_agent.main import Listen, serve
@@ -58,11 +60,12 @@ RUN: Final[dict[str, Any]] = {
 
 def run_demo() -> int:
     """Run the demonstration; 0 when the run succeeded."""
+    configure_logging()
     return trio.run(_demo)
 
 
 async def _demo() -> int:
-    console = Console()
+    console = Console(soft_wrap=True)  # where it goes into a file or a pipe, nothing is broken at 80 columns
     status = 1
     with trio.move_on_after(DEMO_SECONDS):
         async with development_settings() as settings, trio.open_nursery() as nursery:
@@ -95,7 +98,7 @@ async def _watch_a_run(console: Console, base_url: str, token: str | None) -> in
     if last.get("type") != "run_succeeded":
         console.print("[red]the run did not succeed[/red]")
         return 1
-    console.print(f"[bold green]output:[/bold green] {last['data']['output']}")
+    console.print(f"[bold green]output:[/bold green] {escape(str(last['data']['output']))}")
     return 0
 
 
@@ -106,4 +109,6 @@ def _print_event(console: Console, event: dict[str, Any]) -> None:
     if detail is None:
         part = data.get("part") or {}
         detail = part.get("tool_name") or part.get("content") or data.get("error") or ""
-    console.print(f"{event['id']:>18}  {event['type']:<18} {what:<22} {detail!r:.60}", markup=False, highlight=False)
+    line = f"{event['id']:>16}  {event['type']:<17} {what:<20} {detail!r}"
+    overflow: Final = "ellipsis" if console.is_terminal else "ignore"  # a terminal would break it inside a quote
+    console.print(line, markup=False, highlight=False, overflow=overflow)

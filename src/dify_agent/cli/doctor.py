@@ -3,21 +3,20 @@
 from collections.abc import Collection
 from enum import IntEnum
 
-import structlog
 import trio
 import typer
 from pydantic import ValidationError
 
 from dify_agent.cli.logs import configure_logging
-from dify_agent.cli.problems import log_invalid_settings
+from dify_agent.cli.problems import log_failure, log_invalid_settings
+from dify_agent.cli.unknown import warn_of_unknown_settings
 from dify_agent.concurrency.groups import first_error
 from dify_agent.doctor.checks import Bounds, Finding
 from dify_agent.doctor.keyspace import ExecutorKeyspace
 from dify_agent.doctor.repair import Repairs
 from dify_agent.doctor.report import as_json, as_text
 from dify_agent.doctor.scan import Scan, ScanResult
-from dify_agent.errors import StoreUnavailableError
-from dify_agent.settings import ENV_PREFIX, ServerSettings
+from dify_agent.settings import ServerSettings
 from dify_agent.store.deployments import open_executor
 from dify_agent.store.executor import LEAST_CONNECTIONS
 from dify_agent.store.keys import Keys
@@ -28,8 +27,6 @@ CONNECTIONS = LEAST_CONNECTIONS
 ANSWER_SECONDS = 10.0
 """For one round trip. A look at many large events takes longer than what replicas ask."""
 INTERRUPTED = 130
-
-_log = structlog.get_logger()
 
 
 class DoctorStatus(IntEnum):
@@ -45,6 +42,7 @@ class DoctorStatus(IntEnum):
 def run_doctor(*, repair: bool, json: bool) -> int:
     """Examine the configured store, print the report on stdout; returns the exit status."""
     configure_logging()
+    warn_of_unknown_settings()
     try:
         result, repaired = trio.run(_examine, ServerSettings(), repair)
     except ValidationError as invalid:
@@ -53,7 +51,7 @@ def run_doctor(*, repair: bool, json: bool) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as group:  # noqa: BLE001  The process boundary.
-        _log_failure(first_error(group))
+        log_failure("cannot examine the store", first_error(group))
         return DoctorStatus.CANNOT_LOOK
     typer.echo(as_json(result, repaired) if json else as_text(result, repaired))
     return DoctorStatus.FINDINGS if len(repaired) < len(result.findings) else DoctorStatus.CLEAN
@@ -70,10 +68,3 @@ async def _examine(settings: ServerSettings, repair: bool) -> tuple[ScanResult, 
         result = await scan.run()
         repaired = await Repairs(keyspace, keys, bounds).apply(result.findings, scan) if repair else []
     return result, repaired
-
-
-def _log_failure(error: BaseException) -> None:
-    if isinstance(error, StoreUnavailableError):
-        _log.error("cannot examine the store", problem=str(error), cause=error.cause, setting=f"{ENV_PREFIX}REDIS_URL")
-    else:
-        _log.error("cannot examine the store", problem=str(error), exc_info=not isinstance(error, OSError | ValueError))

@@ -24,7 +24,7 @@ class FakesStatus(IntEnum):
     INTERRUPTED = 130
 
 
-def run_fakes(host: str, port: int, *, script: Path | None, key: str) -> int:
+def run_fakes(host: str, port: int, *, script: Path | None, key: str, state_bytes: int) -> int:
     """Serve until SIGTERM or Ctrl-C; returns the exit status.
 
     Args:
@@ -32,11 +32,12 @@ def run_fakes(host: str, port: int, *, script: Path | None, key: str) -> int:
         port: port to listen on, 0 for any.
         script: file with a script as JSON; None answers with what an empty script says.
         key: what callers have to send to both services.
+        state_bytes: bound of uploaded files and agent configs together.
     """
     configure_logging()
     try:
         played = Script() if script is None else Script.model_validate_json(script.read_bytes())
-        trio.run(_serve, host, port, played, key)
+        trio.run(_serve, host, port, played, key, state_bytes)
     except ValidationError as invalid:
         for item in invalid.errors(include_url=False, include_input=False):
             place = ".".join(map(str, item["loc"])) or None
@@ -52,9 +53,9 @@ def run_fakes(host: str, port: int, *, script: Path | None, key: str) -> int:
     return FakesStatus.START_FAILED
 
 
-async def _serve(host: str, port: int, script: Script, key: str) -> None:
+async def _serve(host: str, port: int, script: Script, key: str, state_bytes: int) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with open_fakes(script, host, port, inner_key=key, daemon_key=key) as fakes:
+        async with open_fakes(script, host, port, inner_key=key, daemon_key=key, state_bytes=state_bytes) as fakes:
             variables = {name: value for name, value in fakes.environment.items() if not name.endswith("_KEY")}
             _log.info("listening", addresses=[fakes.authority], **variables)
             await anext(signals)

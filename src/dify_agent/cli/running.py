@@ -19,11 +19,12 @@ import dify_agent
 from dify_agent.cli.logs import configure_logging
 from dify_agent.cli.problems import log_failed_start, log_invalid_settings
 from dify_agent.cli.reloading import ReloadedReplica, report_port
+from dify_agent.cli.unknown import warn_of_unknown_settings
 from dify_agent.cli.workers import Inherited, Workers
 from dify_agent.concurrency.groups import first_error
 from dify_agent.http.server import Address, bind
 from dify_agent.main import STOP_SIGNALS, ExitStatus, Listen, serve
-from dify_agent.metrics import SHARED_FOLDER
+from dify_agent.metrics import SHARED_FOLDER, share_as
 from dify_agent.settings import ServerSettings
 from dify_agent.store.embedded import embedded_valkey
 
@@ -39,12 +40,14 @@ _log = structlog.get_logger()
 def run_serve(host: str, port: int) -> int:
     """Run one replica on the configured Redis; returns the exit status."""
     configure_logging()
+    warn_of_unknown_settings()
     return _guarded(_serve, host, port)
 
 
 def run_workers(host: str, port: int, count: int) -> int:
     """Run ``count`` replicas on one port, each a process; returns the exit status."""
     configure_logging()
+    warn_of_unknown_settings()
     return _guarded(partial(_serve_by_workers, count=count), host, port)
 
 
@@ -52,6 +55,7 @@ def run_worker(inherit: str) -> int:
     """Be one of several replicas, with what ``inherit`` names; returns the exit status."""
     inherited = Inherited.parse(inherit)
     configure_logging(worker=inherited.number)
+    share_as(inherited.number)
     return _guarded(partial(_serve_as_worker, inherited=inherited), "", 0)
 
 
@@ -65,6 +69,8 @@ def run_dev(host: str, port: int, *, reload: bool, report_fd: int | None = None)
         report_fd: descriptor on which a reloading parent is told the port.
     """
     configure_logging()
+    if report_fd is None:  # else the parent has said it
+        warn_of_unknown_settings()
     return _guarded(_dev_reloading if reload else partial(_dev, report_fd=report_fd), host, port)
 
 
@@ -88,7 +94,8 @@ async def _serve_as_worker(_host: str, _port: int, *, inherited: Inherited) -> i
         report_port(inherited.report, addresses[0][1])
         settle_collector()
 
-    listen = Listen(host="", port=0, sockets=inherited.sockets(), on_listening=on_listening)
+    first = inherited.number == 1
+    listen = Listen(host="", port=0, sockets=inherited.sockets(), on_listening=on_listening, speaks_for_group=first)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(inherited.follow_parent, listen.stop)
         status = await serve(ServerSettings(), listen)

@@ -5,21 +5,22 @@ worker that ends; the runs of that one are judged by the others like those of an
 nothing itself.
 """
 
+import errno
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Final, Self
 
 import structlog
 import trio
-from prometheus_client.multiprocess import mark_process_dead
 
 from dify_agent.main import ExitStatus, authority
-from dify_agent.metrics import SHARED_FOLDER
+from dify_agent.metrics import SHARED_FOLDER, forget_gauges
 from dify_agent.supervisor.specs import RestartBudget, RestartCounter
 
 BUDGET: Final = RestartBudget(restarts=10, seconds=60.0, first_pause_seconds=0.1, most_pause_seconds=5.0)
@@ -64,13 +65,36 @@ class Inherited:
         stop.set()
 
 
+def worker_command(inherited: Inherited) -> list[str]:
+    """The command line of a worker."""
+    return [sys.executable, "-m", "dify_agent", "serve", "--inherit", str(inherited)]
+
+
 class Workers:
     """Keeps a number of worker processes running. Lives as long as `run`."""
 
     def __init__(
-        self, count: int, sockets: Sequence[socket.socket], environment: Mapping[str, str], *, stop_seconds: float
+        self,
+        count: int,
+        sockets: Sequence[socket.socket],
+        environment: Mapping[str, str],
+        *,
+        stop_seconds: float,
+        command: Callable[[Inherited], list[str]] = worker_command,
+        budget: RestartBudget = BUDGET,
     ) -> None:
+        """
+        Args:
+            count: how many.
+            sockets: bound; what they share.
+            environment: of each; names the folder of the metrics.
+            stop_seconds: what a worker's own watchdog gives it.
+            command: gives a worker's command line.
+            budget: of each.
+        """
         self._count: Final = count
+        self._command: Final = command
+        self._budget: Final = budget
         self._sockets: Final = sockets
         self._listening: Final = tuple(sock.fileno() for sock in sockets)
         self._environment: Final = environment
@@ -118,12 +142,12 @@ class Workers:
 
     async def _keep(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
         """One worker and its successors. Started when the first accepts connections, or will not."""
-        counter = RestartCounter(BUDGET)
+        counter = RestartCounter(self._budget)
         listened = False
         while not self._stopping.is_set():
             try:
                 status, has_listened = await self._live(number, None if listened else task_status)
-            except OSError as error:  # no process or descriptor left on this machine, which may pass
+            except OSError as error:  # no process, thread or descriptor left on this machine, which may pass
                 _log.error("worker not started", worker=number, problem=error.strerror)
                 status, has_listened = ExitStatus.START_FAILED, False
             if not listened and not has_listened:
@@ -135,42 +159,59 @@ class Workers:
                 return
             pause = counter.next_pause(trio.current_time()) if listened else None
             if pause is None:
-                why = "ends again and again" if listened else "does not start"
-                _log.critical(f"a worker {why}, all are stopped", worker=number, status=status)
-                self._note(ExitStatus.BUDGET_SPENT if listened else status or ExitStatus.START_FAILED)
-                self._stop()
+                self._give_up(number, status, after_start=listened)
                 return
             _log.error("worker ended, replacing it", worker=number, status=status, pause_seconds=pause)
             with trio.move_on_after(pause):
                 await self._stopping.wait()
 
+    def _give_up(self, number: int, status: int, *, after_start: bool) -> None:
+        """What one worker cannot do the others soon cannot either; and a service manager sees a status."""
+        budget = self._budget
+        why = "ends again and again" if after_start else "does not start"
+        often = f"it ended more than {budget.restarts} times within {budget.seconds:g} s; "
+        problem = (often if after_start else "") + "what ended it is told by the lines before, under its number"
+        _log.critical(f"a worker {why}, all are stopped", worker=number, status=status, problem=problem)
+        self._note(ExitStatus.BUDGET_SPENT if after_start else status or ExitStatus.START_FAILED)
+        self._stop()
+
     async def _live(self, number: int, task_status: trio.TaskStatus[None] | None) -> tuple[int, bool]:
-        """One process from its start to its end: its status, and whether it has ever accepted connections."""
-        report, report_in = os.pipe()
-        lifeline_out, lifeline = os.pipe()
-        inherited = Inherited(number, self._listening, report_in, lifeline_out)
-        async with trio.lowlevel.FdStream(report) as reports, trio.lowlevel.FdStream(lifeline):
-            try:
-                process = await trio.lowlevel.open_process(
-                    [sys.executable, "-m", "dify_agent", "serve", "--inherit", str(inherited)],
-                    env=self._environment,
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C is for the parent, which passes it on once
-                    pass_fds=[*inherited.listening, report_in, lifeline_out],
-                )
-            finally:
-                os.close(report_in)
-                os.close(lifeline_out)
-            self._running[number] = process
-            if self._stopping.is_set():
-                process.terminate()
-            has_listened = bool(await reports.receive_some(_LONGEST_REPORT))
-            if has_listened and task_status is not None:
-                task_status.started()
-            status = await process.wait()
+        """One process from its start to its end: its status, and whether it has ever accepted connections.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        with ExitStack() as given:  # the ends that the process gets
+            report, report_in = os.pipe()
+            given.callback(os.close, report_in)
+            async with trio.lowlevel.FdStream(report) as reports:
+                lifeline_out, lifeline = os.pipe()
+                given.callback(os.close, lifeline_out)
+                async with trio.lowlevel.FdStream(lifeline):
+                    process = await self._spawn(Inherited(number, self._listening, report_in, lifeline_out))
+                    given.close()
+                    self._running[number] = process
+                    if self._stopping.is_set():
+                        process.terminate()
+                    has_listened = bool(await reports.receive_some(_LONGEST_REPORT))
+                    if has_listened and task_status is not None:
+                        task_status.started()
+                    status = await process.wait()
         del self._running[number]
-        mark_process_dead(process.pid, self._environment[SHARED_FOLDER])  # type: ignore[no-untyped-call]
+        forget_gauges(self._environment[SHARED_FOLDER], number)
         return status if status >= 0 else _SIGNALLED - status, has_listened
+
+    async def _spawn(self, inherited: Inherited) -> trio.Process:
+        try:
+            return await trio.lowlevel.open_process(
+                self._command(inherited),
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the parent, which passes it on once
+                pass_fds=[*inherited.listening, inherited.report, inherited.lifeline],
+            )
+        except RuntimeError as error:  # no thread for it, which counts as a process
+            raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
 
     async def _pass_signals_on(self, signals: AsyncIterator[int]) -> None:
         async for number in signals:

@@ -125,7 +125,8 @@ def _read_head(entry: Entry) -> tuple[str, str] | None:
         if not entry.text.startswith(start):
             return None
         run_id = entry.text[len(start) : entry.text.index(b'"', len(start))].decode()
-        return run_id, StoredEvent(entry.id, entry.text).type
+        kind = StoredEvent(entry.id, entry.text).type
+        return (run_id, kind) if kind else None
     except (ValueError, TypeError, KeyError):
         return None
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Final, cast
 
 from dify_agent.doctor.facts import ClaimFacts, Entry, KeyFacts, LogFacts, OwnerView, RunFacts
@@ -11,6 +12,8 @@ from dify_agent.protocol.event_id import EventId
 from dify_agent.store.executor import Command, Reply
 from dify_agent.store.keys import Keys
 
+RUNS_AT_ONCE: Final = 25
+"""Runs whose logs begin in one reply: with `PAGE_BYTES`, what bounds its size."""
 MOST_ENTRIES: Final = 256
 """Of one log in one round trip."""
 PAGE_BYTES: Final = 256 * 1024
@@ -33,9 +36,12 @@ class Looks:
         self._keys = keys
 
     async def runs(self, run_ids: Sequence[str]) -> list[RunFacts]:
-        """Each run's facts. The caller bounds how many in one round trip."""
-        replies = await self._keyspace.ask([ReadOnlyCall(LOOK, self._keys.run(run), _LIMITS) for run in run_ids])
-        found = [await self._run(run_id, reply) for run_id, reply in zip(run_ids, replies, strict=True)]
+        """Each run's facts. The caller bounds how many: what is kept of a run are its record and a sum of its log."""
+        found: list[RunFacts] = []
+        rest = iter(run_ids)
+        while part := list(islice(rest, RUNS_AT_ONCE)):
+            replies = await self._keyspace.ask([ReadOnlyCall(LOOK, self._keys.run(run), _LIMITS) for run in part])
+            found += [await self._run(run_id, reply) for run_id, reply in zip(part, replies, strict=True)]
         return await self._with_owners(found)
 
     async def key(self, name: str) -> KeyFacts:
@@ -55,9 +61,13 @@ class Looks:
         replies = _sound(await self._keyspace.ask([Command(b"EXISTS", (name,)) for name in names]))
         return [reply == 1 for reply in replies]
 
-    async def is_member(self, set_key: str, member: str) -> bool:
-        """Whether the set has the member; False for a key of another type."""
-        return await self._ones([Command(b"SISMEMBER", (set_key, member))]) == [True]
+    async def are_members(self, set_keys: Sequence[str], members: Sequence[str]) -> list[list[bool]]:
+        """For each set, which of the members it has; none for a key of another type."""
+        asked = [Command(b"SMISMEMBER", (set_key, *members)) for set_key in set_keys]
+        replies = await self._keyspace.ask(asked) if members else [[]] * len(asked)
+        return [
+            [found == 1 for found in reply] if isinstance(reply, list) else [False] * len(members) for reply in replies
+        ]
 
     async def members(self, set_key: str, cursor: bytes) -> tuple[bytes, list[str]]:
         """Some members of a set and the next cursor; none for a key of another type."""
@@ -114,15 +124,14 @@ class Looks:
         return {run_id: OwnerView(*view) for run_id, view in zip(owners, views, strict=True)}
 
     async def _named_by_lost_owners(self, run_ids: Sequence[str]) -> set[str]:
-        """Those that a reaper comes upon although they have no owner key. Rare, so it may cost a few questions."""
+        """Those that a reaper comes upon although they have no owner key: a few questions for all of them together."""
         cursor, named = b"", set()
         while cursor != b"0":
             cursor, owners = await self.members(self._keys.owners, cursor or b"0")
             held = await self.present([self._keys.alive(owner) for owner in owners])
-            for owner in (owner for owner, alive in zip(owners, held, strict=True) if not alive):
-                asked = [Command(b"SISMEMBER", (self._keys.runs(owner), run_id)) for run_id in run_ids]
-                answers = await self._ones(asked)
-                named |= {run_id for run_id, has_it in zip(run_ids, answers, strict=True) if has_it}
+            sets = [self._keys.runs(owner) for owner, alive in zip(owners, held, strict=True) if not alive]
+            for has in await self.are_members(sets, run_ids):
+                named |= {run_id for run_id, has_it in zip(run_ids, has, strict=True) if has_it}
         return named
 
     async def _ones(self, items: Sequence[Command]) -> list[bool]:

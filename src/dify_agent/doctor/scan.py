@@ -22,8 +22,9 @@ from dify_agent.store.keys import Keys
 
 RECHECK_SECONDS: Final = 2.5
 """Before the second look. Replicas look at their own sets every second and drop what they see twice."""
-RUNS_AT_ONCE: Final = 25
+RUNS_AT_ONCE: Final = 250
 KEYS_AT_ONCE: Final = 250
+"""What is judged together. Questions about all of it share round trips; facts of no more than this are kept."""
 
 _OWNER_TYPES: Final = {"alive": "string", "seen": "string", "runs": "set", "inbox": "stream", "doorbell": "stream"}
 
@@ -105,10 +106,19 @@ class Scan:
         await self._each(by_kind.get("run", ()), RUNS_AT_ONCE, self._runs, note)
         await self._each(by_kind.get("key", ()), KEYS_AT_ONCE, self._owner_keys, note)
         await self._each(by_kind.get("claim", ()), KEYS_AT_ONCE, self._claims, note)
-        for item in by_kind.get("member", ()):
-            if await self.looks.is_member(item.key, item.subject):
-                note(await self._members(item.owner, item.key, [item.subject]))
+        await self._still_members(by_kind.get("member", ()), note)
         return list(again.values())
+
+    async def _still_members(self, findings: Sequence[Finding], note: Callable[[Iterable[Finding]], None]) -> None:
+        by_set: dict[tuple[str, str], list[str]] = {}
+        for item in findings:
+            by_set.setdefault((item.owner, item.key), []).append(item.subject)
+        for (owner_id, set_key), run_ids in by_set.items():
+            for part in _parts(run_ids, KEYS_AT_ONCE):
+                (has,) = await self.looks.are_members([set_key], part)
+                left = [run_id for run_id, has_it in zip(part, has, strict=True) if has_it]
+                if left:
+                    note(await self._members(owner_id, set_key, left))
 
     async def _each(
         self,

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+import structlog
 from pydantic_core import to_json
 from quart import has_request_context, request
 from quart.wrappers import Response
@@ -18,6 +19,7 @@ from dify_agent.errors import (
     StoreUnavailableError,
     TooManyActiveRunsError,
 )
+from dify_agent.store.base import KeyUnreadableError
 
 if TYPE_CHECKING:
     from dify_agent.http.app import RunApp
@@ -27,6 +29,8 @@ JSON: Final = "application/json"
 RETRY_AFTER_SECONDS: Final = 1
 """For a store that is coming back, a process that drains and one that is full alike: another replica answers at
 once."""
+
+_log = structlog.get_logger()
 
 _RETRY: Final = {"Retry-After": str(RETRY_AFTER_SECONDS)}
 _CLOSE: Final = {"Connection": "close"}
@@ -70,6 +74,7 @@ def register_error_handlers(app: "RunApp") -> None:
     app.register_error_handler(TooManyActiveRunsError, handlers.too_many_runs)
     app.register_error_handler(SchedulerStoppingError, handlers.retry_later)
     app.register_error_handler(StoreUnavailableError, handlers.retry_later)
+    app.register_error_handler(KeyUnreadableError, handlers.unreadable)
     app.register_error_handler(HTTPException, handlers.framework_error)
 
 
@@ -94,6 +99,10 @@ class _ErrorHandlers:
     async def retry_later(self, error: SchedulerStoppingError | StoreUnavailableError) -> Response:
         return _error(503, str(error), _RETRY)
 
+    async def unreadable(self, error: KeyUnreadableError) -> Response:
+        log_unreadable(error)
+        return _error(500, str(error))
+
     async def framework_error(self, error: HTTPException) -> Response:
         if isinstance(error, RequestEntityTooLarge):
             return _error(413, f"request body exceeds {self._app.settings.max_request_body_bytes} bytes", _CLOSE)
@@ -106,6 +115,11 @@ class _ErrorHandlers:
         if error.code is None or error.code >= 500:
             return TrioResponse("Internal Server Error", 500, content_type="text/plain; charset=utf-8")
         return _error(error.code, error.name)
+
+
+def log_unreadable(error: KeyUnreadableError) -> None:
+    """One line for whoever has to mend the store; no traceback, since nothing here is at fault."""
+    _log.error("a key of the store cannot be read", run_id=error.run_id, key=error.key, why=str(error))
 
 
 def is_routable(request: BaseRequestWebsocket) -> bool:

@@ -261,7 +261,10 @@ def _operation(
     responses = {str(status): success} | {
         str(code): _error(code, failure, meanings.get(code, _ERRORS[code])) for code in sorted(errors)
     }
-    responses["500"] = {"description": "Internal Server Error", "content": {"text/plain": {"schema": _STRING}}}
+    fault: dict[str, Any] = {"text/plain": {"schema": _STRING}}
+    if tag == "runs":  # what the store holds of a run, or of an idempotency key, cannot be read
+        fault |= _json("Error")
+    responses["500"] = {"description": "Internal Server Error", "content": fault}
     operation: dict[str, Any] = {"tags": [tag], "operationId": operation_id, "responses": responses}
     if description is not None:
         operation["description"] = description

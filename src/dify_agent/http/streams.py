@@ -14,7 +14,9 @@ from quart.wrappers.response import ResponseBody
 from quart_trio.wrappers import TrioResponse
 
 from dify_agent.events.envelope import sse_frame
+from dify_agent.http.errors import log_unreadable
 from dify_agent.metrics import Metrics
+from dify_agent.store.base import KeyUnreadableError
 from dify_agent.supervisor.handle import Tail, TailBatch
 
 EVENT_STREAM: Final = "text/event-stream; charset=utf-8"
@@ -62,7 +64,11 @@ class TailBody(ResponseBody):
                 raise StopAsyncIteration
             batch: TailBatch | None = None
             with trio.move_on_after(self._heartbeat_seconds):
-                batch = await self._tail.next()
+                try:
+                    batch = await self._tail.next()
+                except KeyUnreadableError as error:
+                    log_unreadable(error)
+                    raise StopAsyncIteration from None  # the reader comes again, and is told by the answer
             if batch is None:
                 return KEEPALIVE
             self._ended = batch.end is not None

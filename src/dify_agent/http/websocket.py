@@ -20,16 +20,18 @@ from quart.wrappers import Response
 from werkzeug.datastructures import Headers
 from wsproto.frame_protocol import CloseReason
 
+from dify_agent.concurrency.groups import first_error
 from dify_agent.errors import RunCancellationConflictError, RunNotFoundError, StoreUnavailableError
 from dify_agent.events.envelope import splice_id
 from dify_agent.http.auth import BearerAuth
 from dify_agent.http.body import read_model
-from dify_agent.http.errors import JSON, HttpError, error_body, json_response
+from dify_agent.http.errors import JSON, HttpError, error_body, json_response, log_unreadable
 from dify_agent.http.query import parse_stream_cursor
 from dify_agent.http.settings import HttpSettings
 from dify_agent.http.streams import pieces
 from dify_agent.metrics import Metrics
 from dify_agent.protocol.schemas import CancelRunRequest
+from dify_agent.store.base import KeyUnreadableError
 from dify_agent.supervisor.handle import RunService, Tail, TailBatch, TailEnd
 
 logger = logging.getLogger(__name__)
@@ -91,6 +93,13 @@ class WebSocketRoute:
             await websocket.accept(subprotocol=offer.subprotocol)
             await websocket.close(CloseReason.POLICY_VIOLATION, _short(error))
             return
+        except KeyUnreadableError as error:
+            if offer.token is None:
+                raise
+            log_unreadable(error)
+            await websocket.accept(subprotocol=offer.subprotocol)
+            await websocket.close(CloseReason.INTERNAL_ERROR, str(error))
+            return
         with closing(tail):
             await websocket.accept(subprotocol=offer.subprotocol)
             self._metrics.stream_opened("websocket")
@@ -137,6 +146,11 @@ class _Session:
                 with trio.move_on_after(ANSWER_SECONDS):
                     await self._answering.acquire()  # and keep it: no further message is answered
                 nursery.cancel_scope.cancel(reason="the stream is over")
+        except* KeyUnreadableError as group:
+            unreadable = first_error(group)
+            assert isinstance(unreadable, KeyUnreadableError)
+            log_unreadable(unreadable)
+            code, reason = CloseReason.INTERNAL_ERROR, str(unreadable)
         except* Exception as group:
             code, reason = CloseReason.INTERNAL_ERROR, ""
             logger.error("a WebSocket stream failed; the client got 1011", exc_info=group)
@@ -165,6 +179,9 @@ class _Session:
         except HttpError as error:
             detail = error.detail
         except (RunNotFoundError, RunCancellationConflictError, StoreUnavailableError) as error:
+            detail = str(error)
+        except KeyUnreadableError as error:
+            log_unreadable(error)
             detail = str(error)
         else:
             return CANCEL_ACCEPTED

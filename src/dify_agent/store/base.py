@@ -20,19 +20,39 @@ nothing."""
 _TYPE_MARK = b'"type":"'
 
 
-class RecordUnreadableError(DifyAgentError, ValueError):
-    """The run's record exists but is not a record: another program wrote it. Nothing is written to such a run."""
+class KeyUnreadableError(DifyAgentError, ValueError):
+    """A key of the store holds what no server of this kind writes: another program did. Nothing was written. HTTP 500.
 
-    def __init__(self, run_id: str) -> None:
-        super().__init__("the run's record in the store cannot be read")
+    No repeat changes it, so it is no `StoreUnavailableError`. The text does not name the key, which is the operator's
+    business: logs do, and `dify-agent doctor`.
+    """
+
+    def __init__(self, what: str, key: str, run_id: str | None = None) -> None:
+        super().__init__(f"{what} in the store cannot be read")
+        self.key = key
         self.run_id = run_id
 
 
-class ClaimUnreadableError(DifyAgentError, ValueError):
-    """What an idempotency key holds in the store is no claim: another program wrote it."""
+class RecordUnreadableError(KeyUnreadableError):
+    """It is a key of a run, mostly its record. Nothing is ever written to such a run."""
 
-    def __init__(self) -> None:
-        super().__init__("the idempotency key's claim in the store cannot be read")
+    def __init__(self, run_id: str, key: str, what: str = "record") -> None:
+        super().__init__(f"the run's {what}", key, run_id)
+
+
+class ClaimUnreadableError(KeyUnreadableError):
+    """It is an idempotency key, and what it holds is no claim."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__("the idempotency key's claim", key)
+
+
+class LogsUnreadableError(KeyUnreadableError):
+    """Among many logs there are some that are none. The others can be read without them."""
+
+    def __init__(self, run_ids: Sequence[str], key: str) -> None:
+        super().__init__("logs of runs", key)
+        self.run_ids = run_ids
 
 
 class RunExistsError(DifyAgentError):
@@ -55,9 +75,11 @@ class StoredEvent:
         """The envelope's ``type``.
 
         The envelope writes only ``run_id`` (a UUID) and ``created_at`` before it, so the first mark is the right one.
+        Empty for what is no event: another program wrote it.
         """
-        start = self.payload.index(_TYPE_MARK) + len(_TYPE_MARK)
-        return self.payload[start : self.payload.index(b'"', start)].decode()
+        start = self.payload.find(_TYPE_MARK) + len(_TYPE_MARK)
+        end = self.payload.find(b'"', start)
+        return self.payload[start:end].decode("utf-8", "replace") if start >= len(_TYPE_MARK) and end >= 0 else ""
 
     @property
     def is_terminal(self) -> bool:
@@ -196,7 +218,11 @@ class TailsRead:
 
 
 class RunStore(Protocol):
-    """The run log. All methods raise `StoreUnavailableError` when the store does not answer or cannot write now."""
+    """The run log. All methods raise `StoreUnavailableError` when the store does not answer or cannot write now.
+
+    Those that concern one run raise `RecordUnreadableError` when one of its keys is none of this server's, and have not
+    written then.
+    """
 
     async def ping(self) -> None:
         """Return when the store answers."""
@@ -306,7 +332,11 @@ class RunStore(Protocol):
         """
 
     async def read_owned(self, owner_id: str) -> Sequence[str]:
-        """Ids of the runs that the owner executes, or did until a moment ago."""
+        """Ids of the runs that the owner executes, or did until a moment ago.
+
+        Raises:
+            KeyUnreadableError: its set of runs is none.
+        """
 
     async def judge(self, verdict: Verdict) -> VerdictOutcome:
         """End a run whose owner is lost, unless it has ended or changed its owner. Seals the log."""
@@ -337,6 +367,9 @@ class RunStore(Protocol):
         """Wait until any of the logs has an event behind its position, or the doorbell was rung: one blocking read.
 
         ``doorbell`` is the last entry read, ``0-0`` at the start. Nothing within ``block_seconds`` is an empty answer.
+
+        Raises:
+            LogsUnreadableError: some of the logs are none; nothing was read.
         """
 
     async def ring_doorbell(self, owner: Owner) -> None:

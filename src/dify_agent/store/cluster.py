@@ -19,6 +19,7 @@ from coredis.exceptions import AskError, BusyLoadingError, ClusterDownError, Mov
 
 from dify_agent.concurrency.groups import plain_cancellation
 from dify_agent.errors import StoreUnavailableError
+from dify_agent.store.advice import advice_on
 from dify_agent.store.cluster_streams import ClusterStreams
 from dify_agent.store.connections import (
     Connections,
@@ -96,7 +97,9 @@ class ClusterConnections:
         """The connections to a node."""
         if address not in self._nodes:
             dial = server_dial(self._url, address, self._timeout, self._tls)
-            self._nodes[address] = Connections(self._nursery, dial, limits=self._limits, timeout=self._timeout)
+            self._nodes[address] = Connections(
+                self._nursery, dial, limits=self._limits, timeout=self._timeout, url=self._url
+            )
         return self._nodes[address]
 
     def moved(self, error: MovedError, asked: Address) -> None:
@@ -256,7 +259,8 @@ class ClusterConnections:
         """
         known = [] if self._slots is None else random.sample(sorted(self._slots.nodes), len(self._slots.nodes))
         candidates = list(dict.fromkeys([*([] if first is None else [first]), *known, *self._url.hosts]))
-        causes = []
+        causes: list[str] = []
+        advice: str | None = None
         for address in candidates:
             if address in self._silent:
                 continue
@@ -264,11 +268,13 @@ class ClusterConnections:
                 self._slots = await self._slots_from(address, self._timeout / len(candidates))
             except StoreUnavailableError as error:
                 causes.append(f"{_text(address)}: {error.cause}")
+                advice = advice or error.advice
             else:
                 self._forget_nodes(self._slots.nodes)
                 self._streams.rerouted()
                 return
-        raise StoreUnavailableError(f"no node of DIFY_AGENT_REDIS_URL answered: {'; '.join(causes)}", sent=False)
+        cause = f"no node of DIFY_AGENT_REDIS_URL answered: {'; '.join(causes)}"
+        raise StoreUnavailableError(cause, sent=False, advice=advice)
 
     async def _slots_from(self, address: Address, seconds: float) -> SlotMap:
         (reply,) = await self.node(address).exchange(
@@ -276,7 +282,9 @@ class ClusterConnections:
         )
         if isinstance(reply, Exception):
             error = translate(reply)
-            raise error if isinstance(error, StoreUnavailableError) else StoreUnavailableError(str(error), sent=False)
+            if isinstance(error, StoreUnavailableError):
+                raise error
+            raise StoreUnavailableError(str(error), sent=False, advice=advice_on(error))
         try:
             slots = SlotMap.parse(reply, address)
         except ValueError as error:

@@ -21,8 +21,9 @@ from coredis.exceptions import ConnectionError as CoredisConnectionError
 from coredis.exceptions import NoScriptError
 
 from dify_agent.errors import StoreUnavailableError
+from dify_agent.store.advice import no_answer
 from dify_agent.store.executor import Argument, Call, Command, Item, Lane, Reply, Streams
-from dify_agent.store.faults import translate
+from dify_agent.store.faults import translate, translate_setup
 from dify_agent.store.urls import StoreUrl
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ Dial = Callable[[], Awaitable[BaseConnection]]
 class NoConnectionError(StoreUnavailableError):
     """No connection within the time limit. Nothing was sent."""
 
-    def __init__(self, cause: str, *, waited: float | None) -> None:
-        super().__init__(cause, sent=False)
+    def __init__(self, cause: str, *, waited: float | None, advice: str | None = None) -> None:
+        super().__init__(cause, sent=False, advice=advice)
         self.waited = waited
         """Seconds that the server had. None: the wait was for other callers of the lane."""
 
@@ -64,9 +65,26 @@ class Connections:
     (`lasting_nursery`) closes them all by cancelling it.
     """
 
-    def __init__(self, nursery: trio.Nursery, dial: Dial, *, limits: Mapping[Lane, int], timeout: float) -> None:
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        dial: Dial,
+        *,
+        limits: Mapping[Lane, int],
+        timeout: float,
+        url: StoreUrl | None = None,
+    ) -> None:
+        """
+        Args:
+            nursery: where connections live.
+            dial: makes them.
+            limits: how many each lane has.
+            timeout: seconds for one round trip, connecting included.
+            url: what ``dial`` connects to, for errors to speak of its database and TLS.
+        """
         self._nursery = nursery
         self._dial = dial
+        self._url = url
         self._timeout = timeout
         self._limiters = {lane: trio.CapacityLimiter(limit) for lane, limit in limits.items()}
         self._idle: list[BaseConnection] = []
@@ -104,7 +122,8 @@ class Connections:
                     await exchange_on(connection, _unknown_scripts(items, replies), replies)
         waited = None if admitted_at is None else trio.current_time() - admitted_at
         if len(replies) < len(items) or waited is None:
-            raise NoConnectionError(f"no connection within {limit}", waited=waited)
+            advice = None if waited is None else no_answer(self._url)
+            raise NoConnectionError(f"no connection within {limit}", waited=waited, advice=advice)
         lost: Reply = NoAnswerError(f"no answer within {limit}", waited=waited)
         # Of a script that is not loaded: time was up before the source could be sent, or answered.
         for i in (*_unknown_scripts(items, replies), *(i for i, reply in enumerate(replies) if reply is _DUE)):
@@ -173,7 +192,7 @@ class Connections:
         try:
             connection: BaseConnection = await self._nursery.start(self._serve)
         except Exception as error:  # noqa: BLE001 - raised again below, translated
-            failure = translate(error, sent=False)
+            failure = translate_setup(error, self._url)
         else:
             return connection
         # coredis turns a cancellation during its handshake into a ConnectionError (measured on 6.9).

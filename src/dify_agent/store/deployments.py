@@ -35,5 +35,5 @@ async def open_executor(url: StoreUrl, *, limit: int, timeout: float) -> AsyncIt
             yield SentinelConnections(nursery, url, limit=limit, timeout=timeout)
         else:
             yield Connections(
-                nursery, server_dial(url, None, timeout, tls_context(url)), limits=limits, timeout=timeout
+                nursery, server_dial(url, None, timeout, tls_context(url)), limits=limits, timeout=timeout, url=url
             )

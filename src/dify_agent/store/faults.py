@@ -5,6 +5,8 @@ from coredis import exceptions as coredis_errors
 
 from dify_agent.concurrency.groups import holds_cancelled, leaves
 from dify_agent.errors import StoreUnavailableError
+from dify_agent.store.advice import advice_on, missing_database
+from dify_agent.store.urls import StoreUrl
 
 _PASSING_TYPES = (
     coredis_errors.ConnectionError,  # includes LOADING and "max number of clients reached"
@@ -40,18 +42,47 @@ def translate(error: Exception, *, sent: bool = True) -> Exception:
     found = list(leaves(error))
     if not all(_passing(leaf) for leaf in found):
         return error
-    return StoreUnavailableError(_described(found[0])[:_MAX_CAUSE], sent=sent)
+    root = _root(found[0])
+    return StoreUnavailableError(_described(found[0], root), sent=sent, advice=advice_on(root))
 
 
-def _described(error: BaseException) -> str:
-    """With what is at the root of it: that a connection failed says nothing of the certificate that was refused."""
-    root = error
+def translate_setup(error: Exception, url: StoreUrl | None) -> Exception:
+    """As `translate`, for what a connection to ``url`` met before it could be used. Nothing was sent.
+
+    A server's reply that refuses it (to HELLO, AUTH or SELECT, say) is the operator's to mend like a server that is
+    down, never a programming error: all that we say here comes from the URL.
+    """
+    if holds_cancelled(error) or isinstance(error, StoreUnavailableError):
+        return error
+    found = list(leaves(error))
+    if not all(_passing(leaf) or isinstance(leaf, coredis_errors.RedisError) for leaf in found):
+        return error
+    root = _root(found[0])
+    cause = missing_database(root, url) or _described(found[0], root)
+    return StoreUnavailableError(cause, sent=False, advice=advice_on(root, url, setup=True))
+
+
+def _root(error: BaseException) -> BaseException:
+    """What is at the root: that a connection failed says nothing of the certificate that was refused."""
     for _ in range(_MAX_CHAIN):
-        if root.__cause__ is None:
+        if error.__cause__ is None:
             break
-        root = next(iter(leaves(root.__cause__)))
+        error = next(iter(leaves(error.__cause__)))
+    return error
+
+
+def _described(error: BaseException, root: BaseException) -> str:
     text = f"{type(error).__name__}: {error}"
-    return text if root is error else f"{text} ({type(root).__name__}: {root})"
+    if root is not error:
+        text += f" ({type(root).__name__}: {root})"
+    return text[:_MAX_CAUSE]
+
+
+def is_wrong_type(error: object) -> bool:
+    """Whether this says that a key holds another type than the command, or a command of the script, is for."""
+    return isinstance(error, coredis_errors.WrongTypeError) or (
+        isinstance(error, coredis_errors.ResponseError) and "WRONGTYPE" in str(error)
+    )
 
 
 def _passing(error: BaseException) -> bool:

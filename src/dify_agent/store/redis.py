@@ -5,13 +5,13 @@ together with its TTL. Replies are bytes from end to end; only ids and the few w
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from itertools import islice
 from typing import Any, cast
 
 from dify_agent.errors import RunNotFoundError, StoreUnavailableError
 from dify_agent.protocol.event_id import START, EventId
-from dify_agent.protocol.schemas import RunStatusResponse
+from dify_agent.protocol.schemas import RunStatus, RunStatusResponse
 from dify_agent.store.base import (
     DEFAULT_PAGE_BYTES,
     AppendBatch,
@@ -19,9 +19,12 @@ from dify_agent.store.base import (
     CancelIntent,
     CancelOutcome,
     Claim,
+    ClaimUnreadableError,
     EventPage,
     FinalizeOutcome,
     IdempotencyKey,
+    KeyUnreadableError,
+    LogsUnreadableError,
     Owner,
     RecordUnreadableError,
     RunExistsError,
@@ -34,6 +37,7 @@ from dify_agent.store.base import (
 )
 from dify_agent.store.deployments import open_executor
 from dify_agent.store.executor import Argument, Call, Command, Executor, Item, Lane, Reply
+from dify_agent.store.faults import is_wrong_type
 from dify_agent.store.keys import Keys
 from dify_agent.store.lua import (
     APPEND,
@@ -49,6 +53,7 @@ from dify_agent.store.lua import (
     VERDICT,
     Script,
 )
+from dify_agent.store.replies import entries_of, event_id_of, evicting, names_of, type_of, word_of, words_of
 from dify_agent.store.texts import (
     claim_text,
     intent_text,
@@ -75,6 +80,8 @@ _SWEEP = 500
 _LAST = EventId((1 << 64) - 1, (1 << 64) - 1)
 
 
+_RUN_KEYS = (("record", "string"), ("log", "stream"), ("owner", "string"), ("cancel intent", "stream"))
+"""What a run's keys are and their types, in the order of `Keys.run`."""
 _UNREADABLE = RunLook(record=None, owner=None, intent=None)
 
 
@@ -89,6 +96,17 @@ class RedisRunStore:
 
     async def ping(self) -> None:
         await self._all(Command(b"PING"))
+
+    async def eviction_policy(self) -> str | None:
+        """By which policy the server, of a cluster any one, deletes keys when its memory is full; None: it does not.
+
+        None as well when it does not say: managed servers refuse such questions.
+        """
+        try:
+            (reply,) = await self._executor.execute([Command(b"INFO")])
+        except StoreUnavailableError:
+            return None
+        return evicting(reply)
 
     async def create_run(self, record: RunStatusResponse, owner: Owner) -> None:
         """See the port.
@@ -105,27 +123,31 @@ class RedisRunStore:
             raise RunExistsError(run_id)
 
     async def claim(self, key: IdempotencyKey, claim: Claim, *, over: Claim | None = None) -> Claim:
+        name = self._claim_key(key)
         arguments = (claim_text(claim), "" if over is None else claim_text(over), self._retention)
-        (reply,) = await self._all(Call(CLAIM, (self._claim_key(key),), arguments))
-        return require_claim(cast("bytes", reply))
+        reply = await self._of_claim(name, Call(CLAIM, (name,), arguments))
+        return require_claim(name, cast("bytes", reply))
 
     async def read_claim(self, key: IdempotencyKey) -> Claim | None:
-        (text,) = await self._all(Command(b"GET", (self._claim_key(key),)))
-        return None if text is None else require_claim(cast("bytes", text))
+        name = self._claim_key(key)
+        text = await self._of_claim(name, Command(b"GET", (name,)))
+        return None if text is None else require_claim(name, cast("bytes", text))
 
     async def release_claim(self, key: IdempotencyKey, claim: Claim) -> None:
-        await self._all(Call(RELEASE_CLAIM, (self._claim_key(key),), (claim_text(claim),)))
+        name = self._claim_key(key)
+        await self._of_claim(name, Call(RELEASE_CLAIM, (name,), (claim_text(claim),)))
 
     async def read_record(self, run_id: str) -> RunStatusResponse | None:
-        (text,) = await self._all(Command(b"GET", (self._keys.record(run_id),)))
-        return None if text is None else require_record(run_id, cast("bytes", text))
+        key = self._keys.record(run_id)
+        text = await self._of_run(run_id, Command(b"GET", (key,)))
+        return None if text is None else require_record(run_id, key, cast("bytes", text))
 
     async def append(self, batches: Sequence[AppendBatch]) -> Sequence[AppendOutcome | Exception]:
         calls = [self._append_call(batch) for batch in batches]
         sent = [call for call in calls if isinstance(call, Call)]
         replies = iter(await self._answers(sent, lane=Lane.SERVICES))
         return [
-            _append_outcome(batch, next(replies)) if isinstance(call, Call) else call
+            self._append_outcome(batch, next(replies)) if isinstance(call, Call) else call
             for batch, call in zip(batches, calls, strict=True)
         ]
 
@@ -139,11 +161,21 @@ class RedisRunStore:
             previous = event.id
         return self._call(APPEND, batch.run_id, *arguments)
 
+    def _append_outcome(self, batch: AppendBatch, reply: Reply) -> AppendOutcome | Exception:
+        if is_wrong_type(reply):  # which it is, is told when the run ends
+            return RecordUnreadableError(batch.run_id, self._keys.events(batch.run_id), "record or log")
+        if isinstance(reply, Exception):
+            return reply
+        word = word_of(cast("bytes", reply))
+        if word == "unreadable":
+            return RecordUnreadableError(batch.run_id, self._keys.record(batch.run_id))
+        return cast("AppendOutcome", word)
+
     async def read_tops(self, run_ids: Sequence[str]) -> dict[str, EventId]:
         newest = [Command(b"XREVRANGE", (self._keys.events(run_id), "+", "-", "COUNT", 1)) for run_id in run_ids]
         replies = await self._executor.execute(newest, lane=Lane.SERVICES)
         return {
-            run_id: next((_event_id(key) for key, _ in _entries(reply)), START)
+            run_id: next((event_id_of(key) for key, _ in entries_of(reply)), START)
             for run_id, reply in zip(run_ids, replies, strict=True)
             if not isinstance(reply, Exception)
         }
@@ -157,25 +189,25 @@ class RedisRunStore:
     async def _finalize(self, script: Script, terminal: Terminal) -> FinalizeOutcome:
         run_id, record = terminal.run_id, terminal.record
         arguments = (record_text(record), terminal.payload, terminal.ms, self._max_length, self._retention)
-        (reply,) = await self._all(self._call(script, run_id, *arguments), lane=Lane.RUNS)
-        word, *rest = _words(reply)
+        reply = await self._of_run(run_id, self._call(script, run_id, *arguments), lane=Lane.RUNS)
+        word, *rest = words_of(reply)
         if word == "applied":
             return FinalizeOutcome(applied=True, status=record.status, event_id=EventId.parse(rest[0]))
         if word == "missing":
             raise RunNotFoundError(run_id)
-        return FinalizeOutcome(applied=False, status=require_status(run_id, rest[0]), event_id=None)
+        return FinalizeOutcome(applied=False, status=self._status(run_id, rest[0]), event_id=None)
 
     async def request_cancel(self, run_id: str, intent: CancelIntent) -> CancelOutcome:
-        (reply,) = await self._all(self._call(REQUEST_CANCEL, run_id, intent_text(intent), self._retention))
+        reply = await self._of_run(run_id, self._call(REQUEST_CANCEL, run_id, intent_text(intent), self._retention))
         word, *rest = cast("list[bytes]", reply)
         if word == b"missing":
             raise RunNotFoundError(run_id)
         owner = read_owner(rest[0]) if rest else None
-        return CancelOutcome(status=require_status(run_id, _word(word)), owner_id=None if owner is None else owner.id)
+        return CancelOutcome(status=self._status(run_id, word_of(word)), owner_id=None if owner is None else owner.id)
 
     async def read_intent(self, run_id: str) -> CancelIntent | None:
-        (entries,) = await self._all(self._intent(run_id), lane=Lane.RUNS)
-        return next((read_intent(payload) for _, payload in _entries(entries)), None)
+        entries = await self._of_run(run_id, self._intent(run_id), lane=Lane.RUNS)
+        return next((read_intent(payload) for _, payload in entries_of(entries)), None)
 
     async def read_intents(self, run_ids: Sequence[str]) -> dict[str, CancelIntent]:
         answers = await self._answers_by_run(run_ids, self._intent, lane=Lane.RUNS)
@@ -183,7 +215,7 @@ class RedisRunStore:
             run_id: read_intent(payload)
             for run_id, reply in answers.items()
             if not isinstance(reply, Exception)
-            for _, payload in _entries(reply)
+            for _, payload in entries_of(reply)
         }
 
     async def read_events(
@@ -191,12 +223,13 @@ class RedisRunStore:
     ) -> EventPage:
         # Nothing lies behind the last id, and Redis refuses the question.
         wanted = limit if after < _LAST else 0
-        (reply,) = await self._all(self._call(READ, run_id, str(after), wanted, max_bytes))
+        reply = await self._of_run(run_id, self._call(READ, run_id, str(after), wanted, max_bytes))
         record, entries = cast("list[Any]", reply)
         if record is None:
             raise RunNotFoundError(run_id)
-        events = (StoredEvent(_event_id(key), payload) for key, payload in _entries(entries))
-        return EventPage(status=require_record(run_id, record).status, events=tuple(events))
+        events = (StoredEvent(event_id_of(key), payload) for key, payload in entries_of(entries))
+        status = require_record(run_id, self._keys.record(run_id), record).status
+        return EventPage(status=status, events=tuple(events))
 
     async def heartbeat(self, owner: Owner, lease_seconds: float) -> None:
         keys = self._keys
@@ -232,7 +265,7 @@ class RedisRunStore:
 
     async def read_leases(self) -> dict[str, bool | None]:
         (members,) = await self._all(Command(b"SMEMBERS", (self._keys.owners,)), lane=Lane.SERVICES)
-        owners = _names(members)
+        owners = names_of(members)
         held = await self._answers(
             [Command(b"EXISTS", (self._keys.alive(owner),)) for owner in owners], lane=Lane.SERVICES
         )
@@ -243,8 +276,11 @@ class RedisRunStore:
         }
 
     async def read_owned(self, owner_id: str) -> Sequence[str]:
-        (members,) = await self._all(Command(b"SMEMBERS", (self._keys.runs(owner_id),)), lane=Lane.SERVICES)
-        return _names(members)
+        key = self._keys.runs(owner_id)
+        (members,) = await self._executor.execute([Command(b"SMEMBERS", (key,))], lane=Lane.SERVICES)
+        if is_wrong_type(members):
+            raise KeyUnreadableError("an owner's set of runs", key)
+        return names_of(_sound(members))
 
     async def judge(self, verdict: Verdict) -> VerdictOutcome:
         failed, cancelled = verdict.failed, verdict.cancelled
@@ -252,8 +288,10 @@ class RedisRunStore:
         texts += ["", ""] if cancelled is None else [record_text(cancelled.record), cancelled.payload]
         owner = "" if verdict.owner is None else owner_text(verdict.owner)
         arguments = (owner, *texts, failed.ms, self._max_length, self._retention)
-        (reply,) = await self._all(self._call(VERDICT, verdict.run_id, *arguments), lane=Lane.RUNS)
-        word, *rest = _words(reply)
+        reply = await self._of_run(verdict.run_id, self._call(VERDICT, verdict.run_id, *arguments), lane=Lane.RUNS)
+        word, *rest = words_of(reply)
+        if word == "unapplied":
+            self._status(verdict.run_id, rest[0])
         return cast("VerdictOutcome", rest[1] if word == "applied" else word)
 
     async def forget_owner(self, owner_id: str) -> None:
@@ -282,7 +320,7 @@ class RedisRunStore:
         read = Command(b"XREAD", ("COUNT", _INBOX_READ, "BLOCK", block, "STREAMS", inbox, after))
         (reply,) = await self._all(read, lane=Lane.SERVICES, block_seconds=block_seconds)
         streams = cast("dict[bytes, Any]", reply or {})
-        return [(key.decode(), value.decode()) for entries in streams.values() for key, value in _entries(entries)]
+        return [(key.decode(), value.decode()) for entries in streams.values() for key, value in entries_of(entries)]
 
     async def read_tails(
         self, owner: Owner, positions: Mapping[str, EventId], doorbell: str, block_seconds: float
@@ -290,13 +328,22 @@ class RedisRunStore:
         bell = self._keys.doorbell(owner.id)
         runs = {self._keys.events(run_id): run_id for run_id in positions}
         after = {bell: doorbell, **dict(zip(runs, map(str, positions.values()), strict=True))}
-        streams = await self._executor.read_streams(after, count=_TAIL_READ, block_seconds=block_seconds)
+        mistake: Exception | None = None
+        try:
+            streams = await self._executor.read_streams(after, count=_TAIL_READ, block_seconds=block_seconds)
+        except Exception as error:
+            if not is_wrong_type(error):
+                raise
+            mistake = error
+        if mistake is not None:
+            await self._find_no_logs(runs)
+            raise mistake
         events = {
-            run_id: tuple(StoredEvent(_event_id(entry), payload) for entry, payload in _entries(streams[name]))
+            run_id: tuple(StoredEvent(event_id_of(entry), payload) for entry, payload in entries_of(streams[name]))
             for key, run_id in runs.items()
             if (name := key.encode()) in streams
         }
-        rung = [entry.decode() for entry, _ in _entries(streams.get(bell.encode(), ()))]
+        rung = [entry.decode() for entry, _ in entries_of(streams.get(bell.encode(), ()))]
         return TailsRead(events, rung[-1] if rung else doorbell)
 
     async def ring_doorbell(self, owner: Owner) -> None:
@@ -310,6 +357,45 @@ class RedisRunStore:
         # For operations that stand or fall as one: the first error is raised.
         replies = await self._executor.execute(items, lane=lane, block_seconds=block_seconds, in_order=in_order)
         return [_sound(reply) for reply in replies]
+
+    async def _of_run(self, run_id: str, item: Item, *, lane: Lane = Lane.REQUESTS) -> Reply:
+        (reply,) = await self._executor.execute([item], lane=lane)
+        if is_wrong_type(reply):
+            raise await self._unreadable(run_id, lane)
+        return _sound(reply)
+
+    async def _of_claim(self, name: str, item: Item) -> Reply:
+        (reply,) = await self._executor.execute([item])
+        if is_wrong_type(reply):
+            raise ClaimUnreadableError(name)
+        return _sound(reply)
+
+    def _status(self, run_id: str, word: str) -> RunStatus:
+        return require_status(run_id, self._keys.record(run_id), word)
+
+    async def _unreadable(self, run_id: str, lane: Lane) -> RecordUnreadableError:
+        """Which of the run's keys has a wrong type; the record if that has changed meanwhile."""
+        names = self._keys.run(run_id)
+        types = await self._all(*(Command(b"TYPE", (name,)) for name in names), lane=lane)
+        for name, (what, wanted), found in zip(names, _RUN_KEYS, types, strict=True):
+            if type_of(found) not in (wanted, "none"):
+                return RecordUnreadableError(run_id, name, what)
+        return RecordUnreadableError(run_id, names[0])
+
+    async def _find_no_logs(self, runs: Mapping[str, str]) -> None:
+        """Look which of the logs, by their keys, are none.
+
+        Raises:
+            LogsUnreadableError: some.
+        """
+        types = await self._answers([Command(b"TYPE", (key,)) for key in runs], lane=Lane.SERVICES)
+        wrong = {
+            key: run_id
+            for (key, run_id), found in zip(runs.items(), types, strict=True)
+            if not isinstance(found, Exception) and type_of(found) not in ("stream", "none")
+        }
+        if wrong:
+            raise LogsUnreadableError(list(wrong.values()), next(iter(wrong)))
 
     async def _answers(self, items: Sequence[Item], *, lane: Lane) -> Sequence[Reply]:
         # For operations whose parts stand alone: each has its reply or its error.
@@ -383,15 +469,6 @@ async def open_redis_store(
         yield RedisRunStore(executor, keys, retention_seconds=retention_seconds, max_length=max_length)
 
 
-def _append_outcome(batch: AppendBatch, reply: Reply) -> AppendOutcome | Exception:
-    if isinstance(reply, Exception):
-        return reply
-    word = _word(cast("bytes", reply))
-    if word == "unreadable":
-        return RecordUnreadableError(batch.run_id)
-    return cast("AppendOutcome", word)
-
-
 def _look(reply: Reply) -> RunLook | None:
     if isinstance(reply, Exception):  # a key of a wrong type
         return _UNREADABLE
@@ -415,34 +492,6 @@ def _check_answered(replies: Sequence[Reply]) -> None:
     """Raise the first error when the store answered none of what it was asked."""
     if replies and all(isinstance(reply, StoreUnavailableError) for reply in replies):
         _sound(replies[0])
-
-
-def _word(text: bytes) -> str:
-    return text.decode("utf-8", "replace")
-
-
-def _words(reply: Reply) -> list[str]:
-    return [_word(text) for text in cast("list[bytes]", reply)]
-
-
-def _names(members: Reply) -> list[str]:
-    """A set's members, sorted. No id of ours is anything else than UTF-8."""
-    found = []
-    for member in cast("set[bytes]", members):
-        with suppress(UnicodeDecodeError):
-            found.append(member.decode())
-    return sorted(found)
-
-
-def _entries(reply: Reply) -> Iterator[tuple[bytes, bytes]]:
-    """Id and the one field's value of each entry of a stream range."""
-    for key, fields in cast("list[tuple[bytes, list[bytes]]]", reply):
-        yield key, fields[1]
-
-
-def _event_id(text: bytes) -> EventId:
-    ms, _, n = text.partition(b"-")
-    return EventId(int(ms), int(n))
 
 
 def _chunks(run_ids: Sequence[str]) -> Iterator[list[str]]:

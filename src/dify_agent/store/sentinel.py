@@ -20,6 +20,7 @@ from coredis.exceptions import ConnectionError as CoredisConnectionError
 from coredis.exceptions import ReadOnlyError, UnblockedError
 
 from dify_agent.errors import StoreUnavailableError
+from dify_agent.store.advice import advice_on
 from dify_agent.store.connections import (
     Connections,
     NoConnectionError,
@@ -48,7 +49,7 @@ class SentinelConnections(Connections):
 
     def __init__(self, nursery: trio.Nursery, url: StoreUrl, *, limit: int, timeout: float) -> None:
         self._primary = Primary(nursery, url, timeout, self._primary_moved)
-        super().__init__(nursery, self._primary.dial, limits=lane_limits(limit), timeout=timeout)
+        super().__init__(nursery, self._primary.dial, limits=lane_limits(limit), timeout=timeout, url=url)
         nursery.start_soon(self._watch)
 
     async def exchange(
@@ -96,7 +97,11 @@ class Primary:
         seconds = min(ASK_SECONDS, timeout)
         self._sentinels = [
             Connections(
-                nursery, server_dial(login, address, seconds, self._tls), limits={Lane.SERVICES: 1}, timeout=seconds
+                nursery,
+                server_dial(login, address, seconds, self._tls),
+                limits={Lane.SERVICES: 1},
+                timeout=seconds,
+                url=login,
             )
             for address in url.hosts
         ]
@@ -148,7 +153,8 @@ class Primary:
     async def _ask(self) -> Address:
         name = self._url.master or ""
         question = Command(b"SENTINEL", ("GET-MASTER-ADDR-BY-NAME", name))
-        causes = []
+        causes: list[str] = []
+        advice: str | None = None
         for sentinel in list(self._sentinels):
             try:
                 (reply,) = await sentinel.execute([question], lane=Lane.SERVICES)
@@ -161,9 +167,9 @@ class Primary:
                 host, port = cast("list[bytes]", reply)
                 return host.decode(), int(port)
             causes.append(_cause(reply))
-        raise StoreUnavailableError(
-            f"no sentinel of DIFY_AGENT_REDIS_URL names a primary called {name!r}: {'; '.join(causes)}", sent=False
-        )
+            advice = advice or _advice(reply)
+        cause = f"no sentinel of DIFY_AGENT_REDIS_URL names a primary called {name!r}: {'; '.join(causes)}"
+        raise StoreUnavailableError(cause, sent=False, advice=advice)
 
     async def _check_role(self, connection: BaseConnection) -> None:
         reply = await connection.create_request(b"ROLE", decode=False)
@@ -181,3 +187,11 @@ def _cause(reply: Reply) -> str:
     if isinstance(reply, StoreUnavailableError):
         return reply.cause
     return str(reply) if isinstance(reply, Exception) else "not known there"
+
+
+def _advice(reply: Reply) -> str | None:
+    if isinstance(reply, StoreUnavailableError):
+        return reply.advice
+    if isinstance(reply, Exception):
+        return advice_on(reply)
+    return "check the primary's name in DIFY_AGENT_REDIS_URL: redis+sentinel://host:port/NAME"

@@ -38,26 +38,26 @@ def read_record(text: bytes) -> RunStatusResponse | None:
         return None
 
 
-def require_record(run_id: str, text: bytes) -> RunStatusResponse:
-    """The record.
+def require_record(run_id: str, key: str, text: bytes) -> RunStatusResponse:
+    """The record that ``key`` holds.
 
     Raises:
         RecordUnreadableError: it is none.
     """
     record = read_record(text)
     if record is None:
-        raise RecordUnreadableError(run_id)
+        raise RecordUnreadableError(run_id, key)
     return record
 
 
-def require_status(run_id: str, word: str) -> RunStatus:
-    """A status that a script has read from a record.
+def require_status(run_id: str, key: str, word: str) -> RunStatus:
+    """A status that a script has read from the record that ``key`` holds.
 
     Raises:
         RecordUnreadableError: it is none.
     """
     if word not in ("running", "succeeded", "failed", "cancelled"):
-        raise RecordUnreadableError(run_id)
+        raise RecordUnreadableError(run_id, key)
     return cast("RunStatus", word)
 
 
@@ -80,15 +80,15 @@ def claim_text(claim: Claim) -> str:
     return f"{claim.run_id}:{claim.digest}:{claim.holder}"
 
 
-def require_claim(text: bytes) -> Claim:
-    """The claim.
+def require_claim(key: str, text: bytes) -> Claim:
+    """The claim that ``key`` holds.
 
     Raises:
         ClaimUnreadableError: it is none.
     """
     parts = text.decode("utf-8", "replace").split(":")
     if len(parts) != 3:
-        raise ClaimUnreadableError
+        raise ClaimUnreadableError(key)
     return Claim(*parts)
 
 

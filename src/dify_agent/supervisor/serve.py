@@ -77,22 +77,23 @@ class Supervisor:
 
     def _own_services(self, lease_seconds: float, retention_seconds: float) -> tuple[ServiceSpec, ...]:
         env, registry = self._env, self._registry
-        observer = CancelObserver(
-            env.store,
-            env.owner,
-            tell=registry.tell,
-            own_runs=registry.run_ids,
-            has_events=registry.has_events,
-        )
-        reaper = Reaper(
-            env.store, env.owner, lease_seconds=lease_seconds, own_runs=registry.run_ids, metrics=env.metrics
-        )
         self._heartbeat = Heartbeat(
             env.store,
             env.owner,
             lease_seconds=lease_seconds,
             retention_seconds=retention_seconds,
             runs=registry,
+        )
+        observer = CancelObserver(
+            env.store,
+            env.owner,
+            tell=registry.tell,
+            own_runs=registry.run_ids,
+            has_events=registry.has_events,
+            on_outage=self._heartbeat.doubt,
+        )
+        reaper = Reaper(
+            env.store, env.owner, lease_seconds=lease_seconds, own_runs=registry.run_ids, metrics=env.metrics
         )
         return (
             ServiceSpec(name="heartbeat", serve=self._heartbeat.serve),

@@ -29,6 +29,7 @@ class Watch:
     """Runs without a stored event."""
     told: list[tuple[str, float]] = field(default_factory=list)
     expected: StopKind = StopKind.CANCEL
+    outages: int = 0
     observer: CancelObserver = field(init=False)
 
     def __post_init__(self) -> None:
@@ -38,7 +39,11 @@ class Watch:
             tell=self.tell,
             own_runs=lambda: self.own,
             has_events=lambda run_id: run_id not in self.young,
+            on_outage=self.note_outage,
         )
+
+    def note_outage(self) -> None:
+        self.outages += 1
 
     def tell(self, run_id: str, stop: Stop) -> bool:
         assert stop.kind is self.expected
@@ -183,6 +188,25 @@ async def test_the_sweep_tells_a_run_that_its_record_is_gone(autojump_clock: Moc
         w.store.runs.clear()
         await trio.sleep(SWEEP_SECONDS + 0.1)
         assert w.told_runs == ["gone"]
+
+
+async def test_the_sweep_tells_a_run_that_its_record_cannot_be_read(autojump_clock: MockClock) -> None:
+    async with watching(sweep=True) as w:
+        w.expected = StopKind.RECORD_UNREADABLE
+        w.run("spoilt")
+        w.store.unreadable.add("spoilt")
+        await trio.sleep(SWEEP_SECONDS + 0.1)
+        assert w.told_runs == ["spoilt"]
+
+
+async def test_an_outage_is_told_once_until_the_inbox_was_read_again(autojump_clock: MockClock) -> None:
+    async with watching(inbox=True) as w:
+        for outages in (1, 2):
+            w.store.down = True
+            await trio.sleep(25)
+            assert w.outages == outages
+            w.store.down = False
+            await trio.sleep(25)
 
 
 async def test_the_sweep_survives_an_outage(autojump_clock: MockClock) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from tests.unit.actors.fake_store import FakeRun, FakeStore
 from tests.unit.actors.logs import Desk, OpenLog, desk, payload
 from tests.unit.actors.world import BOUNDS, COALESCING
@@ -177,11 +178,23 @@ async def test_stopped_without_an_intent(
         assert e.run.record.status == "failed"
 
 
-@pytest.mark.parametrize("kind", [StopKind.SEALED, StopKind.RECORD_LOST])
-async def test_a_log_of_someone_else_is_left_alone(autojump_clock: MockClock, kind: StopKind) -> None:
+GONE = "its record is gone from the store (restart without persistence, FLUSHALL or expired)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (StopKind.SEALED, "its log belongs to someone else"),
+        (StopKind.RECORD_LOST, GONE),
+        (StopKind.RECORD_UNREADABLE, "its record cannot be read"),
+    ],
+)
+async def test_a_run_that_cannot_be_ended_is_left_alone(autojump_clock: MockClock, kind: StopKind, why: str) -> None:
     async with ending() as e:
         await e.log.log.flushed()
-        await e.finalizer.end(SUCCESS, Stop(kind))
+        with capture_logs() as lines:
+            await e.finalizer.end(SUCCESS, Stop(kind))
+        assert [(line["event"], line["kind"]) for line in lines] == [(f"run given up, {why}", kind)]
         assert e.run.types == ["run_started"]
         assert e.run.record.status == "running"
 

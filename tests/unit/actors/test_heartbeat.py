@@ -1,15 +1,17 @@
 """The heartbeat: three beats a lease, live runs kept alive, outages survived."""
 
 import itertools
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import trio
+from structlog.testing import capture_logs
 from tests.unit.actors.fake_store import FakeRun, FakeStore
 from tests.unit.actors.logs import record
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dify_agent.actors.heartbeat import Heartbeat
 from dify_agent.errors import StoreUnavailableError
@@ -112,6 +114,85 @@ async def test_renews_soon_after_an_outage(autojump_clock: MockClock) -> None:
         assert len(store.beats) == before + 1
         await trio.sleep(20)
         assert gaps(store.beats[before:]) == pytest.approx([5, 5, 5, 5][: len(store.beats) - before - 1])
+
+
+def said(lines: Sequence[MutableMapping[str, Any]], event: str) -> list[float]:
+    return [line["seconds"] for line in lines if line["event"] == event]
+
+
+async def test_an_outage_is_said_at_once_then_seldom_and_when_it_is_over(autojump_clock: MockClock) -> None:
+    store = BeatStore()
+    service = heartbeat(store)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(service.serve)
+        await trio.sleep(6)
+        with capture_logs() as lines:
+            store.down = True
+            service.doubt()
+            await wait_all_tasks_blocked()
+            assert said(lines, "lease not renewed") == [0]
+            assert lines[0]["cause"] == "down on purpose"
+            assert lines[0]["meaning"].startswith("runs go on; events wait in memory")
+            await trio.sleep(31)
+            assert said(lines, "lease not renewed") == pytest.approx([0, 10, 20, 30])
+            store.down = False
+            await trio.sleep(20)
+            (seconds,) = said(lines, "store is back, lease renewed")
+            assert seconds == pytest.approx(31, abs=0.6)
+            assert len(lines) == 5
+            store.down = True
+            await trio.sleep(6)
+            assert said(lines, "lease not renewed")[-1] == 0, "a new outage is said anew"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_doubt_without_an_outage_is_one_beat_and_no_line(autojump_clock: MockClock) -> None:
+    store = BeatStore()
+    service = heartbeat(store)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(service.serve)
+        await trio.sleep(1)
+        with capture_logs() as lines:
+            service.doubt()
+            service.doubt()
+            await trio.sleep(5.5)
+        assert lines == []
+        assert gaps(store.beats) == pytest.approx([1, 5])
+        nursery.cancel_scope.cancel()
+
+
+async def test_doubts_do_not_hurry_the_beats_of_an_outage(autojump_clock: MockClock) -> None:
+    store = BeatStore()
+    service = heartbeat(store)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(service.serve)
+        store.down = True
+        await trio.sleep(6)
+        before = store.calls["heartbeat"]
+        for _ in range(100):
+            service.doubt()
+            await trio.sleep(0.05)
+        assert store.calls["heartbeat"] - before <= 11
+        nursery.cancel_scope.cancel()
+
+
+async def test_runs_that_cannot_be_tended_are_said_seldom(autojump_clock: MockClock) -> None:
+    """One node of a cluster is away, and the lease lies on another."""
+    store = BeatStore()
+    failing = True
+
+    async def touch_fails(name: str) -> None:
+        if name == "touch_runs" and failing:
+            raise StoreUnavailableError("on purpose")
+
+    store.before = touch_fails
+    with capture_logs() as lines:
+        async with beating(store, lease=3, retention=3):
+            await trio.sleep(25)
+            failing = False
+            await trio.sleep(5)
+    assert said(lines, "runs not tended, tried again with the next beat") == pytest.approx([0, 10, 20], abs=1)
+    assert len(said(lines, "runs are tended again")) == 1
 
 
 async def test_a_touch_that_failed_is_made_up_for(autojump_clock: MockClock) -> None:

@@ -381,7 +381,7 @@ async def test_trouble_and_its_end_are_logged_once(autojump_clock: MockClock) ->
     [
         ("sealed", StopKind.SEALED),
         ("missing", StopKind.RECORD_LOST),
-        ("gap", StopKind.RECORD_LOST),
+        ("gap", StopKind.SEALED),
     ],
 )
 async def test_a_log_that_takes_no_more_is_told_once(autojump_clock: MockClock, spoil: str, kind: StopKind) -> None:
@@ -521,7 +521,7 @@ async def test_one_unreadable_record_does_not_stop_the_publisher(autojump_clock:
             outcomes = list(await real_append(batches))
             for i, batch in enumerate(batches):
                 if batch.run_id == "bad":
-                    outcomes[i] = RecordUnreadableError("bad")
+                    outcomes[i] = RecordUnreadableError("bad", "key")
             return outcomes
 
         d.store.append = append  # type: ignore[method-assign]
@@ -530,7 +530,7 @@ async def test_one_unreadable_record_does_not_stop_the_publisher(autojump_clock:
         await good.log.flushed()
         with pytest.raises(LogLostError):
             await bad.log.flushed()
-        assert [kind for kind, _ in bad.told] == [StopKind.RECORD_LOST]
+        assert [kind for kind, _ in bad.told] == [StopKind.RECORD_UNREADABLE]
         assert good.told == []
 
 

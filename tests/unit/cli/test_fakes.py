@@ -77,6 +77,16 @@ def test_start_ask_stop(number: signal.Signals, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_what_callers_store_is_bounded() -> None:
+    asked = {"tenant_id": "t", "user_id": "u", "filename": "a", "mimetype": "a/b", "max_size": 5000}
+    with running("--port", "0", "--key", "k-1", "--state-bytes", "2000") as process:
+        with httpx2.Client(base_url=first_line(process)["DIFY_AGENT_INNER_API_URL"]) as client:
+            link = client.post("/inner/api/agent/files/upload-request", json=asked, headers=KEY).json()["upload_uri"]
+            statuses = [client.post(link, files={"file": ("a", b"x" * n, "a/b")}).status_code for n in (1000, 2000)]
+            assert statuses == [201, 413]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "member", "problem"),
     [

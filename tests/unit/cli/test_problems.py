@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -38,9 +39,17 @@ def refused(monkeypatch: pytest.MonkeyPatch, **variables: str) -> list[Any]:
 
 
 ONE_SETTING = [
-    ("RUN_TIMEOUT_SECONDS", "0", "Input should be greater than 0"),
-    ("TOOL_THREADS", "many", "Input should be a valid integer, unable to parse string as an integer"),
-    ("LOCAL_SANDBOX_WORKSPACE_ROOT", "x", "must be an absolute POSIX path"),
+    ("RUN_TIMEOUT_SECONDS", "0", "'0' is not above 0"),
+    ("RUN_TIMEOUT_SECONDS", "inf", "'inf' is no finite number"),
+    ("SHUTDOWN_LIMIT_SECONDS", "soon", "'soon' is no number"),
+    ("MAX_ACTIVE_RUNS", "three", "'three' is no whole number"),
+    ("MAX_ACTIVE_RUNS", "-1", "'-1' is below 0"),
+    ("TOOL_THREADS", "2.5", "'2.5' is no whole number"),
+    ("TOOL_THREADS", "9" * 5000, f"'{'9' * 99}… has too many digits"),
+    ("E2B_SHELLCTL_PORT", "65536", "'65536' is above 65535"),
+    ("SCRIPTED_LAYERS", "maybe", "'maybe' is neither true nor false"),
+    ("LLM_TRANSPORT", "post", "'post' is not 'gateway' or 'plugin_daemon'"),
+    ("LOCAL_SANDBOX_WORKSPACE_ROOT", "x", "'x': must be an absolute POSIX path"),
     ("STUB_API_BASE_URL", "x", "DIFY_AGENT_STUB_API_BASE_URL must be an http:// or https:// URL"),
     ("ALLOWED_ORIGINS", "[1]", "must be a JSON array of strings or a comma-separated list"),
     ("MODEL_BASE_URLS", "localhost", "each of DIFY_AGENT_MODEL_BASE_URLS must be an http:// or https:// URL"),
@@ -53,6 +62,34 @@ def test_a_setting_is_named_as_its_variable(
 ) -> None:
     (entry,) = refused(monkeypatch, **{name: text})
     assert (entry["setting"], entry["problem"]) == (f"DIFY_AGENT_{name}", problem)
+
+
+UNSHOWN = [
+    ("STUB_API_BASE_URL", "ftp://me:s3cret@h"),
+    ("STUB_API_BASE_URL", "http://me:s3cret@h"),
+    ("INNER_API_URL", "me:s3cret@h"),
+    ("INNER_API_URL", "http://me:s3cret@h/?a"),
+    ("SANDBOX_FILES_BASE_URL", "me:s3cret@h"),
+    ("LOCAL_SANDBOX_ENDPOINT", "me:s3cret@h"),
+    ("SHELLCTL_ENTRYPOINT", "me:s3cret@h"),
+    ("MODEL_BASE_URLS", '["http://me:s3cret@h/?key=s3cret"]'),
+    ("MODEL_BASE_URLS", '["s3cret"'),
+    ("ALLOWED_ORIGINS", "https://me:s3cret@h"),
+    ("SERVER_SECRET_KEY", "s3cret"),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), UNSHOWN)
+def test_what_may_hold_a_secret_is_not_repeated(monkeypatch: pytest.MonkeyPatch, name: str, text: str) -> None:
+    assert "s3cret" not in repr(refused(monkeypatch, **{name: text}))
+
+
+def test_no_field_that_may_hold_a_secret_is_shown() -> None:
+    shown = ServerSettings.shown_fields()
+    assert {"max_active_runs", "shutdown_limit_seconds", "runtime_backend", "scripted_layers", "redis_prefix"} <= shown
+    secret = {name for name, field in ServerSettings.model_fields.items() if not field.repr}
+    told = {name for name in ServerSettings.model_fields if re.search("url|endpoint|token|key$|secret|patterns", name)}
+    assert not shown & (secret | told | {"allowed_origins"})
 
 
 def test_each_problem_has_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,6 +113,13 @@ FAILURES = [
     (StoreUnavailableError("refused"), "DIFY_AGENT_REDIS_URL", "run store is unavailable"),
     (ValueError(), None, "ValueError"),
 ]
+
+
+def test_a_store_that_cannot_be_used_comes_with_advice() -> None:
+    with capture_logs() as logs:
+        log_failed_start(StoreUnavailableError("refused", advice="start it"), "h", 1)
+    (entry,) = logs
+    assert (entry["cause"], entry["advice"]) == ("refused", "start it")
 
 
 @pytest.mark.parametrize(("error", "setting", "problem"), FAILURES, ids=[repr(row[0]) for row in FAILURES])

@@ -21,6 +21,7 @@ async def test_type_ids():
         "pydantic_ai.history",
         "dify.user_prompt",
         "dify.execution_context",
+        "dify.config",
         "dify.ask_human",
         "dify.output",
         "pydantic_ai.model",

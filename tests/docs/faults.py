@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from tests.docs.pages import prose
 from tests.server.bodies import calling, layer
+from tests.server.sandboxes import sandboxed
 
 REFUSED: Final = 422
 SAY: Final = {"text": "Hello."}
@@ -71,6 +72,7 @@ def failing_requests() -> Iterator[Body]:
     yield from _after_entry()
     yield from _bad_configs()
     yield from _bad_schemas()
+    yield from _bad_pulls()
 
 
 def _before_entry() -> Iterator[Body]:
@@ -173,6 +175,19 @@ def _bad_schemas() -> Iterator[Body]:
         {"type": "object", "properties": {f"p{n}": {"pattern": f"^{n}$"} for n in range(300)}},
     ):
         yield with_config("dify.output", "output", json_schema=schema)
+
+
+def _bad_pulls() -> Iterator[Body]:
+    pulling = {"mentioned_skill_names": ["tidy-tables"]}
+    shell, config = sandboxed(**pulling)
+    yield of(PROMPT, shell, config | {"deps": {}}, model())
+    yield of(PROMPT, config | {"deps": {"shell": "prompt"}}, model())
+    for name in ("--to=/etc", "../x", " "):
+        yield of(PROMPT, *sandboxed(mentioned_file_names=[name]), model())
+    yield of(PROMPT, *sandboxed(shell={"stub": False}, **pulling), model())
+    for fault in ("fail", "hang", "huge", "garbage", "unasked"):
+        shortened = {"env": {"ACME_SKILLS": fault}, "max_seconds": 1 if fault == "hang" else 30}
+        yield of(PROMPT, *sandboxed(shell=shortened, **pulling), model())
 
 
 def _over(schema: Body, reference: str) -> Body:

@@ -31,6 +31,7 @@ from tests.docs.pages import ROOT
 from tests.server.bodies import calling, layer, run_of
 from tests.server.clients import Api, open_api
 from tests.server.harness import Server, serving
+from tests.server.sandboxes import install_sandbox
 
 from agenton.compositor import CompositorSessionSnapshot
 from dify_agent.actors.composition import plan_run
@@ -85,10 +86,12 @@ ENDS: Final = [example for example in EXAMPLES if example.kind == "end"]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """With a package that brings the sandbox of an example."""
+    sandbox = install_sandbox(tmp_path_factory.mktemp("sandbox"))
     with running_server(valkey_binary(), {}) as process:
         trio.run(process.wait_ready)
-        with serving(process.url) as started:
+        with serving(process.url, env=sandbox.environment) as started:
             yield started
 
 

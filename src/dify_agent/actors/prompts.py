@@ -16,6 +16,7 @@ _WITHOUT_PROMPTS: Final = frozenset(
         "scripted.model",
         "scripted.tools",
         "dify.execution_context",
+        "dify.config",
         "dify.output",
         "dify.ask_human",
         "dify.plugin.llm",

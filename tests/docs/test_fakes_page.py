@@ -6,8 +6,11 @@ import re
 import pytest
 from tests.docs.pages import ROOT, fences, prose, table_under
 
+from dify_agent.cli.commands import DEFAULT_FAKES_STATE_BYTES
 from dify_agent.testing import Outcome, Script
+from dify_agent.testing.files import DOWNLOAD_REQUEST, UPLOAD, UPLOAD_REQUEST
 from dify_agent.testing.frames import llm_frames, tool_frames
+from dify_agent.testing.kept import ENTRY_BYTES, STATE_BYTES
 from dify_agent.testing.record import KEPT_BYTES, KEPT_REQUESTS, Recorder
 from dify_agent.testing.script import (
     Blob,
@@ -23,6 +26,7 @@ from dify_agent.testing.script import (
     ToolMessage,
     ToolStep,
 )
+from dify_agent.testing.signing import ACCESS_SECONDS
 
 PAGE = ROOT / "docs" / "fakes.md"
 SCRIPTS = [Script.model_validate_json(fence.text) for fence in fences(PAGE, "json")]
@@ -86,6 +90,20 @@ def test_what_a_request_has_is_told() -> None:
     assert set(re.findall(r"`(\w+)`", after)) == set(shown)
     assert f"newest {KEPT_REQUESTS:,}" in prose(PAGE)
     assert f"{KEPT_BYTES // 2**20} MiB" in prose(PAGE)
+
+
+def test_bounds_of_what_is_stored_are_told() -> None:
+    text = prose(PAGE)
+    assert DEFAULT_FAKES_STATE_BYTES == STATE_BYTES
+    assert f"| `--state-bytes` | `{STATE_BYTES}` |" in text
+    assert f"{STATE_BYTES // 2**20} MiB) with {ENTRY_BYTES} bytes" in text
+    assert f"{ACCESS_SECONDS} s" in text
+
+
+def test_endpoints_of_the_agent_stub_are_named() -> None:
+    text = prose(PAGE)
+    for path in (UPLOAD_REQUEST, DOWNLOAD_REQUEST, UPLOAD):
+        assert f"| `POST {path}` |" in text
 
 
 def test_scripts_can_be_played() -> None:

@@ -67,6 +67,8 @@ class Answer:
     end: Ending = Ending.COMPLETE
     one_byte_packets: bool = False
     frames_per_write: int = 1
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Beside the content type."""
 
 
 Envelope = Callable[[HttpError], Any]
@@ -154,7 +156,7 @@ async def send_answer(answer: Answer, request: RecordedRequest, send: Send, fini
 async def _send_head(
     answer: Answer, request: RecordedRequest, send: Send, more: tuple[tuple[bytes, bytes], ...]
 ) -> None:
-    headers = [(b"content-type", answer.content_type), *more]
+    headers = [(b"content-type", answer.content_type), *answer.headers, *more]
     request.status = answer.status
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
 

@@ -15,9 +15,11 @@ from pydantic import ValidationError
 
 from dify_agent.testing.answers import Answer, Send, json_answer, send_answer
 from dify_agent.testing.choosing import Chooser
-from dify_agent.testing.dify_api import FakeDifyApi, Refused, problems
+from dify_agent.testing.dify_api import FakeDifyApi
+from dify_agent.testing.kept import STATE_BYTES, KeptState
 from dify_agent.testing.plugin_daemon import HEALTH, PREFIX, FakePluginDaemon
 from dify_agent.testing.record import Outcome, RecordedRequest, Recorder
+from dify_agent.testing.refusals import Refused, problems
 from dify_agent.testing.script import Script
 
 CONTROL: Final = "/__fake/"
@@ -33,12 +35,15 @@ logger = logging.getLogger(__name__)
 class FakeApp:
     """Both services behind one port, told apart by their paths, and the control endpoints beside them."""
 
-    def __init__(self, script: Script, *, inner_key: str, daemon_key: str, recorder: Recorder) -> None:
+    def __init__(
+        self, script: Script, *, inner_key: str, daemon_key: str, recorder: Recorder, state_bytes: int = STATE_BYTES
+    ) -> None:
         self.chooser = Chooser(script)
         self.recorder = recorder
         self.stopping = False
         """From then on an answer that does not end is the fakes' own doing, not the client's."""
-        self._dify_api = FakeDifyApi(self.chooser, inner_key)
+        self._state = KeptState(state_bytes)
+        self._dify_api = FakeDifyApi(self.chooser, inner_key, self._state)
         self._plugin_daemon = FakePluginDaemon(self.chooser, daemon_key)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -55,7 +60,8 @@ class FakeApp:
             await send_answer(self._control(scope, body), request, send, _ignore)
             return
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        request = self.recorder.add(scope["method"], path, headers, body)
+        query = scope["query_string"].decode("latin-1")
+        request = self.recorder.add(scope["method"], path, headers, body, query)
         await self._send(self._answer(request), request, receive, send)
 
     def play(self, script: Script) -> None:
@@ -64,9 +70,10 @@ class FakeApp:
         self.chooser.restart()
 
     def reset(self) -> None:
-        """Forget the requests and play the script from its beginning."""
+        """Forget the requests and what callers have stored, and play the script from its beginning."""
         self.chooser.restart()
         self.recorder.clear()
+        self._state.clear()
 
     def _answer(self, request: RecordedRequest) -> Answer:
         if len(request.raw_body) > MAX_BODY_BYTES:
@@ -74,7 +81,7 @@ class FakeApp:
         to_daemon = request.path.startswith(PREFIX) or request.path == HEALTH
         service = self._plugin_daemon if to_daemon else self._dify_api
         try:
-            return service.answer(request.method, request.path, request.headers, request.raw_body)
+            return service.answer(request)
         except Refused as refused:
             logger.info("refused %s %s: %s", request.method, request.path, refused)
             return refused.answer

@@ -8,6 +8,7 @@ from dify_agent.testing.script import (
     CoreToolStep,
     CountBy,
     FileStep,
+    JsonStep,
     KnowledgeStep,
     LlmRule,
     LlmStep,
@@ -69,9 +70,13 @@ class Chooser:
         rules = self.script.knowledge
         return self._next("knowledge", rules, lambda rule: rule.dataset in (None, *datasets)) or KnowledgeStep()
 
-    def file(self, reference: str) -> FileStep:
+    def file(self, reference: str, default: FileStep) -> FileStep:
         """The step for a file."""
-        return self._next("files", self.script.files, lambda rule: rule.reference in (None, reference)) or FileStep()
+        return self._next("files", self.script.files, lambda rule: rule.reference in (None, reference)) or default
+
+    def stub(self, path: str) -> JsonStep:
+        """The step for a request of the Agent Stub, or of a sandbox."""
+        return self._next("agent_stub", self.script.agent_stub, lambda rule: (rule.path or "") in path) or JsonStep()
 
     def _next(self, kind: str, rules: Sequence[RuleT], matches: Callable[[RuleT], bool]) -> Any:
         for place, rule in enumerate(rules):

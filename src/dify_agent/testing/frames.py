@@ -44,6 +44,8 @@ def llm_frames(
         number: which call of its run it is, for the ids of tool calls.
         success: the envelope's message, by which the services differ.
     """
+    if step.raw is not None:
+        return iter(step.raw)
     payloads = _payloads(step, prompt, number)
     head = b'{"code":0,"message":%b,"data":{"model":%b,"prompt_messages":%b,"system_fingerprint":null,"delta":' % (
         to_json(success),
@@ -56,6 +58,8 @@ def llm_frames(
 
 def tool_frames(step: ToolStep) -> Iterator[bytes]:
     """The frames of a plugin tool's answer."""
+    if step.raw is not None:
+        return iter(step.raw)
     head = b'{"code":0,"message":"success","data":'
     return _framed(step, (b"%b%b}" % (head, to_json(message)) for message in _tool_messages(step)))
 

@@ -2,15 +2,15 @@
 
 import hmac
 import re
-from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from dify_agent.testing.answers import Answer, json_answer, stream_answer
 from dify_agent.testing.choosing import Call, Chooser, last_user_text
-from dify_agent.testing.dify_api import Refused, problems
 from dify_agent.testing.frames import error_message, llm_frames, tool_frames
+from dify_agent.testing.record import RecordedRequest
+from dify_agent.testing.refusals import Refused, problems
 from dify_agent.testing.requests import DaemonLlmRequest, DaemonToolRequest
 from dify_agent.testing.script import HttpError
 
@@ -28,21 +28,22 @@ class FakePluginDaemon:
         self._chooser = chooser
         self._key = key.encode()
 
-    def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """The answer to a request. ``path`` is the raw one: a tenant's id is one segment, whatever it holds.
+    def answer(self, request: RecordedRequest) -> Answer:
+        """The answer to a request. Its path is the raw one: a tenant's id is one segment, whatever it holds.
 
         Raises:
             Refused: wrong key, unknown path, no plugin id, or a body that does not fit.
         """
-        if path == HEALTH and method == "GET":
+        if request.path == HEALTH and request.method == "GET":
             return json_answer({"status": "ok"})
-        if not hmac.compare_digest(headers.get("x-api-key", "").encode(), self._key):
+        if not hmac.compare_digest(request.headers.get("x-api-key", "").encode(), self._key):
             raise _refusal(401, "PluginDaemonUnauthorizedError", "wrong X-Api-Key")
-        dispatch = _DISPATCH.fullmatch(path)
-        if dispatch is None or method != "POST":
+        dispatch = _DISPATCH.fullmatch(request.path)
+        if dispatch is None or request.method != "POST":
             raise _refusal(404, "PluginDaemonNotFoundError", "no such path")
-        if not headers.get("x-plugin-id"):
+        if not request.headers.get("x-plugin-id"):
             raise _refusal(400, "PluginDaemonBadRequestError", "X-Plugin-ID is missing")
+        body = request.raw_body
         return self._call_tool(body) if dispatch[1] == "tool" else self._call_model(body)
 
     def _call_tool(self, body: bytes) -> Answer:

@@ -44,6 +44,8 @@ class RecordedRequest:
     headers: Mapping[str, str] = field(repr=False)
     """With lower-case names; keys included."""
     raw_body: bytes = field(repr=False)
+    query: str = field(default="", repr=False)
+    """As it came, without the question mark."""
     arrived: float = field(default_factory=time.time)
     """Unix time, seconds."""
     status: int | None = None
@@ -75,6 +77,7 @@ class RecordedRequest:
             "number": self.number,
             "method": self.method,
             "path": self.path,
+            "query": self.query,
             "headers": {name: MASK if name in SECRET_HEADERS else value for name, value in self.headers.items()},
             "body": self.body,
             "arrived": self.arrived,
@@ -115,10 +118,10 @@ class Recorder(Sequence[RecordedRequest]):
         """Their bodies."""
         return [request.body for request in self.to(path)]
 
-    def add(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> RecordedRequest:
+    def add(self, method: str, path: str, headers: Mapping[str, str], body: bytes, query: str = "") -> RecordedRequest:
         """Keep a request, and drop the oldest ones beyond the bounds; the newest stays whatever its size."""
         self.total += 1
-        request = RecordedRequest(self.total, method, path, headers, body)
+        request = RecordedRequest(self.total, method, path, headers, body, query)
         self._kept.append(request)
         self._bytes += len(body)
         while len(self._kept) > 1 and (len(self._kept) > self._kept_requests or self._bytes > self._kept_bytes):

@@ -7,7 +7,7 @@ no rule matches is answered by the step's defaults, so an empty script streams t
 from enum import StrEnum
 from typing import Annotated, Any, Final, Generic, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 MAX_CHUNKS: Final = 1_000_000
 MAX_DELAY_MS: Final = 86_400_000
@@ -104,8 +104,8 @@ class Step(_Data):
 
     @model_validator(mode="after")
     def _check_http_error(self) -> Self:
-        if self.http_error is not None and self.end in (Ending.HANG, Ending.SILENT):
-            raise ValueError("a step with 'http_error' cannot hang")
+        if self.http_error is not None and self.end is Ending.SILENT:
+            raise ValueError("a step with 'http_error' cannot be silent")
         return self
 
 
@@ -129,6 +129,8 @@ class StreamStep(Step):
     """Every byte of the body is written on its own."""
     chunks_per_write: Annotated[int, Field(ge=1, le=MAX_CHUNKS)] = 1
     """So many chunks leave in one write: cheaper for the fakes and for the reader."""
+    raw: tuple[Base64Bytes, ...] | None = None
+    """The body as it is, in base64: each item takes the place of a chunk, and nothing else of the step is sent."""
 
     @model_validator(mode="after")
     def _check_stream(self) -> Self:
@@ -347,6 +349,16 @@ class FileRule(Rule[FileStep]):
     reference: NonBlank | None = None
 
 
+class StubRule(Rule[JsonStep]):
+    """For what the Agent Stub and its sandboxes ask for; steps as in `ToolRule`.
+
+    A step with neither ``http_error`` nor ``body`` lets the fakes do what is asked, so it only delays or breaks off.
+    """
+
+    path: NonBlank | None = None
+    """A part of the request's path."""
+
+
 class Script(_Data):
     """Everything the fakes say.
 
@@ -359,6 +371,7 @@ class Script(_Data):
     core_tools: tuple[CoreToolRule, ...] = ()
     knowledge: tuple[KnowledgeRule, ...] = ()
     files: tuple[FileRule, ...] = ()
+    agent_stub: tuple[StubRule, ...] = ()
 
     def as_json(self) -> Any:
         """A JSON value that validates to an equal script, without what has its default."""

@@ -12,6 +12,7 @@ from dify_agent.http.server import Address, serve_http
 from dify_agent.http.settings import HttpSettings
 from dify_agent.testing.answers import BreakableConnection
 from dify_agent.testing.app import FakeApp
+from dify_agent.testing.kept import STATE_BYTES
 from dify_agent.testing.record import Recorder
 from dify_agent.testing.script import Script
 
@@ -84,7 +85,7 @@ class Fakes:
         self._app.play(Script.model_validate(script))
 
     def reset(self) -> None:
-        """Forget the requests and play the script from its beginning."""
+        """Forget the requests and what callers have stored, and play the script from its beginning."""
         self._app.reset()
 
 
@@ -105,6 +106,7 @@ async def open_fakes(
     inner_key: str = DEFAULT_KEY,
     daemon_key: str = DEFAULT_KEY,
     recorder: Recorder | None = None,
+    state_bytes: int = STATE_BYTES,
 ) -> AsyncIterator[Fakes]:
     """Serve while the block runs; answers that are not finished at its end are cut.
 
@@ -117,6 +119,7 @@ async def open_fakes(
         inner_key: what ``X-Inner-Api-Key`` must be.
         daemon_key: what ``X-Api-Key`` must be.
         recorder: keeps the requests; by default one with the usual bounds.
+        state_bytes: bound of uploaded files and agent configs together; the oldest go first.
 
     Raises:
         ValidationError: a dictionary that is no script.
@@ -127,6 +130,7 @@ async def open_fakes(
         inner_key=inner_key,
         daemon_key=daemon_key,
         recorder=Recorder() if recorder is None else recorder,
+        state_bytes=state_bytes,
     )
     connections: set[BreakableConnection] = set()
     failure: Exception | None = None

@@ -16,7 +16,9 @@ RICH = {
         {"prompt_contains": "weather", "steps": [{"tool_calls": [{"name": "f", "arguments": {"x": [1, None]}}]}]},
         {"steps": [{"http_error": {"status": 429, "code": "agent_llm_quota_exceeded"}}, {"end": "hang", "chunks": 3}]},
     ],
-    "tools": [{"tool": "t", "steps": [{"blobs": [{"size": 9}], "json_object": [1], "newline": "crlf"}]}],
+    "tools": [
+        {"tool": "t", "steps": [{"blobs": [{"size": 9}], "json_object": [1], "newline": "crlf"}, {"raw": ["/w==", ""]}]}
+    ],
     "core_tools": [{"steps": [{"observation": "o"}]}],
     "knowledge": [{"dataset": "d", "steps": [{"results": [], "usage": {"n": 1}}]}],
     "files": [{"reference": "r", "steps": [{"error": "gone"}]}],
@@ -41,7 +43,7 @@ def test_a_script_travels_as_json() -> None:
         ({"http_error": {"status": 200}}, "greater than or equal"),
         ({"http_error": {"status": 500, "body": {}, "html": "x"}}, "not both"),
         ({"http_error": {"status": 500}, "error": {}}, "not both"),
-        ({"http_error": {"status": 500}, "end": "hang"}, "cannot hang"),
+        ({"http_error": {"status": 500}, "end": "silent"}, "cannot be silent"),
         ({"chunks_per_write": 2, "delay_ms": 1}, "neither"),
         ({"chunks_per_write": 2, "one_byte_packets": True}, "neither"),
         ({"error": {"code": 0}}, "less than 0"),

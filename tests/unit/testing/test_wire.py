@@ -223,3 +223,13 @@ async def test_a_body_that_is_too_large_and_an_upgrade_are_refused(monkeypatch: 
         assert len(fakes.requests[0].raw_body) < 300_000
         assert (await client.get("/ws", headers=upgrade)).status_code in (400, 403)
         await ask(client)
+
+
+async def test_raw_bytes_are_all_of_the_body() -> None:
+    """Not UTF-8, no line end, a packet each; the members that would say more say nothing."""
+    step = {"raw": ["/w==", "OmE="], "text": "unsaid", "delay_ms": 1}
+    async with asking(llm(step)) as (fakes, client):
+        assert (await client.post(LLM, json=llm_body())).content == b"\xff:a"
+        async with raw(fakes, LLM, llm_body()) as stream:
+            _, _, body = (await until(stream, b"0\r\n\r\n")).partition(b"\r\n\r\n")
+    assert body == b"1\r\n\xff\r\n2\r\n:a\r\n0\r\n\r\n"

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -17,6 +18,39 @@ FILES = sorted(path for path in FOLDER.glob("*.yaml") if path.name != "kustomiza
 VERSIONS = ("1.30", kubernetes_validate.latest_version())
 """``autoscaling/v2`` and ``policy/v1`` are in all of them; between the two lie the versions that are kept alive."""
 EXIT_SECONDS = 5
+APPLIED_BY_HAND = {"secret.example.yaml", "podmonitor.yaml"}
+DURATION = r"^(0|(([0-9]+)y)?(([0-9]+)w)?(([0-9]+)d)?(([0-9]+)h)?(([0-9]+)m)?(([0-9]+)s)?(([0-9]+)ms)?)$"
+
+
+def exactly(required: tuple[str, ...], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+TEXT = {"type": "string", "minLength": 1}
+TEXTS = {"type": "object", "additionalProperties": TEXT}
+SECRET_KEY = exactly(("key", "name"), key=TEXT, name=TEXT)
+ENDPOINT = exactly(
+    ("port", "path"),
+    port=TEXT,
+    path={"type": "string", "pattern": "^/"},
+    interval={"type": "string", "pattern": DURATION},
+    scrapeTimeout={"type": "string", "pattern": DURATION},
+    scheme={"enum": ["http", "https"]},
+    authorization=exactly(("credentials",), type={"enum": ["Bearer"]}, credentials=SECRET_KEY),
+)
+POD_MONITOR = exactly(
+    ("apiVersion", "kind", "metadata", "spec"),
+    apiVersion={"const": "monitoring.coreos.com/v1"},
+    kind={"const": "PodMonitor"},
+    metadata=exactly(("name",), name=TEXT, labels=TEXTS),
+    spec=exactly(
+        ("selector", "podMetricsEndpoints"),
+        selector=exactly(("matchLabels",), matchLabels=TEXTS),
+        podMetricsEndpoints={"type": "array", "minItems": 1, "items": ENDPOINT},
+    ),
+)
+"""Kubernetes validates the types it brings; this is what is used here of one that the Prometheus Operator brings
+(0.91, ``monitoring.coreos.com_podmonitors.yaml``)."""
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -47,19 +81,30 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> ServerSettings:
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_each_manifest_is_valid(path: Path, version: str) -> None:
-    kubernetes_validate.validate(read(path), version, strict=True)
+    validate(read(path), version)
+
+
+def validate(manifest: dict[str, Any], version: str) -> None:
+    if manifest["kind"] == "PodMonitor":
+        jsonschema.validate(manifest, POD_MONITOR)
+    else:
+        kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_the_validator_refuses_what_is_wrong() -> None:
     deployment = kind("Deployment")
     deployment["spec"]["template"]["spec"]["terminationGracePeriod"] = 70
     with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(deployment, VERSIONS[-1], strict=True)
+        validate(deployment, VERSIONS[-1])
+    monitor = kind("PodMonitor")
+    monitor["spec"]["podMetricsEndpoints"][0]["authorisation"] = {}
+    with pytest.raises(jsonschema.ValidationError):
+        validate(monitor, VERSIONS[-1])
 
 
-def test_the_kustomization_has_all_but_the_secret() -> None:
+def test_the_kustomization_has_what_every_cluster_takes() -> None:
     listed = read(FOLDER / "kustomization.yaml")["resources"]
-    assert sorted(listed) == sorted(path.name for path in FILES if path.name != "secret.example.yaml")
+    assert sorted(listed) == sorted(path.name for path in FILES if path.name not in APPLIED_BY_HAND)
 
 
 def test_the_grace_period_follows_from_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +117,25 @@ def test_every_variable_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     assert given <= set(ServerSettings.variables().values())
     read_by_the_server = settings(monkeypatch)
     assert read_by_the_server.max_active_runs == 500
+    assert read_by_the_server.api_token
+
+
+def test_dify_is_told_to_the_server() -> None:
+    """Addresses in the ConfigMap, keys in the Secret."""
+    assert {"DIFY_AGENT_INNER_API_URL", "DIFY_AGENT_PLUGIN_DAEMON_URL"} <= set(kind("ConfigMap")["data"])
+    assert {"DIFY_AGENT_INNER_API_KEY", "DIFY_AGENT_PLUGIN_DAEMON_API_KEY"} <= set(kind("Secret")["stringData"])
+
+
+def test_prometheus_gets_the_token() -> None:
+    """No annotation invites a scraper without it."""
+    assert "annotations" not in pod()["metadata"]
+    (endpoint,) = kind("PodMonitor")["spec"]["podMetricsEndpoints"]
+    assert endpoint["path"] in openapi_document()["paths"]
+    assert endpoint["port"] in [port["name"] for port in container()["ports"]]
+    secret = kind("Secret")
+    credentials = endpoint["authorization"]["credentials"]
+    assert credentials["name"] == secret["metadata"]["name"]
+    assert secret["stringData"][credentials["key"]] == secret["stringData"]["DIFY_AGENT_API_TOKEN"]
 
 
 def test_labels_ports_and_names_meet() -> None:
@@ -80,6 +144,7 @@ def test_labels_ports_and_names_meet() -> None:
         kind("Deployment")["spec"]["selector"]["matchLabels"],
         kind("Service")["spec"]["selector"],
         kind("PodDisruptionBudget")["spec"]["selector"]["matchLabels"],
+        kind("PodMonitor")["spec"]["selector"]["matchLabels"],
     ):
         assert selector.items() <= labels.items()
     (port,) = container()["ports"]
@@ -87,7 +152,6 @@ def test_labels_ports_and_names_meet() -> None:
     assert served["targetPort"] == port["name"]
     command = container()["command"]
     assert command[command.index("--port") + 1] == str(port["containerPort"])
-    assert pod()["metadata"]["annotations"]["prometheus.io/port"] == str(port["containerPort"])
     assert kind("HorizontalPodAutoscaler")["spec"]["scaleTargetRef"]["name"] == kind("Deployment")["metadata"]["name"]
 
 
@@ -100,7 +164,6 @@ def test_probes_ask_routes_that_exist() -> None:
         "livenessProbe": "/healthz",
     }
     assert {probe["path"] for probe in probes.values()} <= set(paths)
-    assert pod()["metadata"]["annotations"]["prometheus.io/path"] in paths
 
 
 def test_the_autoscaler_asks_for_a_metric_that_exists() -> None:

@@ -59,4 +59,4 @@ def table_under(page: Path, heading: str) -> Iterator[list[str]]:
     rows = re.search(r"(?:^\|.*\n)+", after, re.MULTILINE)
     assert rows is not None, f"no table under {heading!r}"
     for line in rows[0].splitlines()[2:]:
-        yield [cell.strip() for cell in line.strip("|").split(" | ")]
+        yield [cell.strip() for cell in re.split(r" \|(?= )", line.strip("|"))]

@@ -1,6 +1,7 @@
-"""The settings table of README.md. ``python -m tests.docs.settings_table`` writes it anew."""
+"""The settings tables of README.md. ``python -m tests.docs.settings_table`` writes them anew."""
 
 import re
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,13 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 START = "<!-- settings: written by `python -m tests.docs.settings_table` -->\n"
 END = "<!-- end of settings -->"
-UNUSED = "*Parsed and validated; not used yet.*"
+HEAD = "| Variable | Default | Meaning |\n|---|---|---|\n"
+UNUSED = """
+#### Settings without a use yet
+
+Parsed and validated at the start, so that an invalid one stops it; nothing reads them yet.
+
+"""
 
 _SETTINGS_MODULES = ("settings.py", "settings_checks.py")
 _READ_THROUGH = {"shutdown_limit_seconds": "shutdown_limit"}
@@ -29,14 +36,20 @@ def used_fields() -> set[str]:
 
 
 def render() -> str:
-    """The table: one row per field, in the order of the class."""
+    """Both tables: one row per field, in the order of the class; those that nothing reads are in the second."""
     used = used_fields()
-    lines = ["| Variable | Default | Meaning |", "|---|---|---|"]
-    for name, variable in ServerSettings.variables().items():
-        field = ServerSettings.model_fields[name]
-        meaning = (field.description or "") + ("" if name in used else f" {UNUSED}")
-        lines.append(f"| `{variable}` | {_default(field.default)} | {meaning} |")
-    return "\n".join(lines) + "\n"
+    unused = ServerSettings.model_fields.keys() - used
+    return f"{_table(used)}{UNUSED}{_table(unused)}" if unused else _table(used)
+
+
+def _table(names: Container[str]) -> str:
+    rows = [
+        f"| `{variable}` | {_default(ServerSettings.model_fields[name].default)} | "
+        f"{ServerSettings.model_fields[name].description or ''} |\n"
+        for name, variable in ServerSettings.variables().items()
+        if name in names
+    ]
+    return HEAD + "".join(rows)
 
 
 def _default(value: Any) -> str:
@@ -50,12 +63,12 @@ def _default(value: Any) -> str:
 
 
 def written() -> str:
-    """The table as README.md has it."""
+    """The tables as README.md has them."""
     return README.read_text().split(START)[1].split(END)[0]
 
 
 def write() -> None:
-    """Put the table into README.md."""
+    """Put the tables into README.md."""
     before, rest = README.read_text().split(START)
     README.write_text(before + START + render() + END + rest.split(END)[1])
 

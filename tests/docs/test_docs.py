@@ -17,6 +17,8 @@ from tests.docs import settings_table
 from tests.docs.pages import PAGES, ROOT, anchors, code_spans, fences, links, name_of, table_under
 from tests.oracle.compare import DIFFERENCES
 
+from dify_agent.cli.doctor import INTERRUPTED, DoctorStatus
+from dify_agent.cli.workers import BUDGET
 from dify_agent.http.openapi import openapi_document
 from dify_agent.main import STOP_SIGNALS, ExitStatus
 from dify_agent.metrics import Metrics
@@ -26,6 +28,7 @@ from dify_agent.testing import Script
 
 README = ROOT / "README.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+SHUTDOWN = ROOT / "docs" / "shutdown.md"
 ADDRESS = "http://127.0.0.1:5050"
 START_SECONDS = 30
 STOP_SECONDS = 20
@@ -33,7 +36,9 @@ COMMAND_SECONDS = 30
 WRONG_COMMAND_LINE = 2
 """The command line's own, before anything of the program runs."""
 ALIASES = {"DIFY_AGENT_SHELLCTL_ENTRYPOINT", "DIFY_AGENT_SHELLCTL_AUTH_TOKEN"}
-BASH = [fence.text for fence in fences(README, "bash")]
+STORE_PORT = "6390"
+"""Of the block with two replicas, which starts what it needs itself; the others ask the server of `make dev`."""
+BASH = [fence.text for fence in fences(README, "bash") if STORE_PORT not in fence.text]
 JSON_BLOCKS = [
     pytest.param(fence.text, id=f"{name_of(page)}-{number}")
     for page in PAGES
@@ -178,9 +183,22 @@ def test_variables_exist(page: Path) -> None:
 
 
 def test_exit_statuses_are_the_programs() -> None:
+    """In one table; other pages lead to it."""
     told_twice = {128 + number for number in STOP_SIGNALS}
-    written = {int(status) for status, _ in table_under(README, "Exit statuses")}
-    assert written == set(map(int, ExitStatus)) | told_twice | {WRONG_COMMAND_LINE}
+    killed = 128 + signal.SIGKILL
+    rows = list(table_under(SHUTDOWN, "Exit statuses"))
+    assert [row[0] for row in rows] == sorted({row[0] for row in rows}, key=int)
+    served = {int(status) for status, meaning, _ in rows if meaning}
+    assert served == set(map(int, ExitStatus)) | told_twice | {WRONG_COMMAND_LINE, killed}
+    examined = {int(status) for status, _, meaning in rows if meaning}
+    assert examined == set(map(int, DoctorStatus)) | {WRONG_COMMAND_LINE, INTERRUPTED}
+    assert [name_of(page) for page in PAGES if "| 70 |" in page.read_text()] == [name_of(SHUTDOWN)]
+
+
+def test_the_budget_of_a_worker_is_the_programs() -> None:
+    (row,) = [row for row in table_under(SHUTDOWN, "Exit statuses") if int(row[0]) == ExitStatus.BUDGET_SPENT]
+    assert BUDGET.restarts == 10
+    assert f"more than ten times within {BUDGET.seconds:g} s" in row[1]
 
 
 def test_deliberate_differences_are_the_oracles() -> None:

@@ -65,7 +65,7 @@ async def converse(
         raise
     except _PREPARATION_ERRORS as error:
         raise AgentRunValidationError(str(error)) from error
-    if provides(loop_request.model, UsageReport):
+    if isinstance(loop_request.model, UsageReport):
         capture.report = loop_request.model
     finished = False
     try:

@@ -19,8 +19,9 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 5050
 DEFAULT_FAKES_PORT = 5001
-DEFAULT_FAKES_STATE_BYTES = 64 * 1024 * 1024
 """Where the settings expect the Dify API."""
+DEFAULT_FAKES_STATE_BYTES = 64 * 1024 * 1024
+"""That of `dify_agent.testing`, which is imported only when it is used (a test compares them)."""
 
 
 def _print_version(wanted: bool) -> None:

@@ -88,12 +88,13 @@ PortT = TypeVar("PortT")
 _kinds: "WeakKeyDictionary[type, dict[type, bool]]" = WeakKeyDictionary()
 
 
-def provides(value: object, port: type[PortT]) -> TypeGuard[PortT]:
-    """``isinstance`` for the protocols below, each type of values looked at once: that check costs 10 µs and more on
-    Python 3.11, and a run asks it of every layer."""
-    known = _kinds.setdefault(type(value), {})
+def provides(layer: object, port: type[PortT]) -> TypeGuard[PortT]:
+    """``isinstance`` for layers and the protocols below, each type of layers looked at once: that check costs 10 µs and
+    more on Python 3.11, and a run asks it of every layer. Not for models: a wrapper has what the model inside it has,
+    so there one answer does not hold for the type."""
+    known = _kinds.setdefault(type(layer), {})
     if port not in known:
-        known[port] = isinstance(value, port)
+        known[port] = isinstance(layer, port)
     return known[port]
 
 

@@ -14,6 +14,9 @@ from typing import Any
 import httpx2
 import pytest
 
+from dify_agent.cli import commands
+from dify_agent.testing.kept import STATE_BYTES
+
 SECONDS = 30
 LLM = "/inner/api/agent/llm/invoke"
 KEY = {"X-Inner-Api-Key": "k-1"}
@@ -117,3 +120,7 @@ def test_a_port_that_is_taken_is_told_and_status_1() -> None:
 def test_a_script_that_is_not_there_is_a_wrong_command_line() -> None:
     with running("--script", "/nowhere/script.json") as process:
         assert process.wait(SECONDS) == 2
+
+
+def test_the_default_bound_is_the_librarys() -> None:
+    assert commands.DEFAULT_FAKES_STATE_BYTES == STATE_BYTES

@@ -5,7 +5,7 @@ carry a secret.
 """
 
 from enum import StrEnum
-from typing import Final
+from typing import Final, Literal
 
 EMPTY_PROMPT: Final = "run.user_prompts must not be empty"
 """Detail of the 422, and text of the failed run where the 422 could not be decided (decision D1)."""
@@ -21,6 +21,8 @@ class Reason(StrEnum):
     INCOMPLETE_STREAM = "incomplete_stream"
     BINDING_LOST = "binding_lost"
     CANCELLATION_OBSERVER = "cancellation_observer"
+    HISTORY_TOO_LONG = "history_too_long"
+    TOO_MANY_TOOL_CALLS = "too_many_tool_calls"
 
 
 class DifyAgentError(Exception):
@@ -28,7 +30,7 @@ class DifyAgentError(Exception):
 
 
 class NamesSetting:
-    """Mixed into errors that an operator can mend, or has to know of: a wrong key or address, a bound that is too low."""
+    """Mixed into errors that only an operator can mend: a wrong key or address, a bound that is too low."""
 
     setting: str | None = None
     """Variables to look at, separated by ", "; None when the cause is not among this server's settings."""
@@ -67,11 +69,16 @@ class SchedulerStoppingError(DifyAgentError):
         super().__init__("run scheduler is shutting down")
 
 
+ActiveRunsLimit = Literal["process", "tenant"]
+
+
 class TooManyActiveRunsError(DifyAgentError):
     """This replica, or the tenant on it, has as many runs as it may have. Nothing was stored. HTTP 429."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: ActiveRunsLimit = "process") -> None:
         super().__init__("too many active runs")
+        self.limit: Final = limit
+        """Which limit is reached; not for callers of the API, who can do the same about either."""
 
 
 class IdempotencyConflictError(DifyAgentError):

@@ -36,6 +36,7 @@ from dify_agent.layers.registry import create_layer_providers
 from dify_agent.metrics import Metrics
 from dify_agent.model.provider import ModelRegistry, open_model_registry
 from dify_agent.settings import ServerSettings
+from dify_agent.store.advice import EVICTION, NO_EVICTION
 from dify_agent.store.base import Owner, RunStore
 from dify_agent.store.connections import contain
 from dify_agent.store.metered import metered
@@ -166,11 +167,7 @@ async def _warn_of_eviction(store: RedisRunStore) -> None:
     """Beside the start: nothing of it waits for the answer."""
     policy = await store.eviction_policy()
     if policy is not None:
-        _log.warning(
-            "the store deletes keys when its memory is full, and each is a lost run",
-            maxmemory_policy=policy,
-            advice="CONFIG SET maxmemory-policy noeviction, and in the server's configuration",
-        )
+        _log.warning(EVICTION, maxmemory_policy=policy, advice=NO_EVICTION)
 
 
 async def _refresh(metrics: Metrics) -> None:

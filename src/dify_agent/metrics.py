@@ -8,9 +8,9 @@ Durations are in seconds, sizes in bytes. Nothing here carries a run id, a tenan
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, values
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -27,6 +27,8 @@ _GAUGE_MODE: Final = "livesum"
 CancelLeg = Literal["accepted", "observed", "cleaned"]
 """A cancel's way: request to durable intent; intent to the run's actor; actor to terminal event."""
 Transport = Literal["sse", "websocket"]
+Refusal = Literal["process_limit", "tenant_limit", "draining", "store_unavailable", "idempotency_conflict"]
+"""Why no run was created for a request that was well-formed and allowed."""
 
 _CANCEL_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _STORE_BUCKETS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
@@ -54,6 +56,9 @@ class Metrics:
             ProcessCollector(registry=self.registry)
         self._active = self._gauge("runs_active", "Runs that are not finished, by phase.", "phase")
         self._ended = self._counter("runs_ended", "Runs that this replica has ended, by status.", "status")
+        self._refused = self._counter(
+            "creates_refused", "Requests for new runs that were refused, by reason.", "reason"
+        )
         self._cancel = self._histogram("cancel_seconds", "Legs of a cancel.", _CANCEL_BUCKETS, "leg")
         self._verdicts = self._counter("verdicts", "Verdicts on runs of lost owners, by outcome.", "outcome")
         self._store = self._histogram(
@@ -66,6 +71,19 @@ class Metrics:
         self._streams = self._gauge("streams_open", "Open event streams.", "transport")
         self._deltas = self._counter("text_deltas", "Text deltas that models sent.")
         self._merged = self._counter("text_events", "Text events they became; the quotient is the coalescing ratio.")
+        _begin(self._cancel, get_args(CancelLeg))
+        _begin(self._streams, get_args(Transport))
+        _begin(self._refused, get_args(Refusal))
+
+    def announce(self, *, phases: Iterable[str], statuses: Iterable[str], outcomes: Iterable[str]) -> None:
+        """Show the series of these phases, statuses of ended runs, and outcomes of verdicts before anything happens.
+
+        A series that begins with its first event hides that event from ``increase()``. The names are those of the
+        caller, which knows them; this module knows nobody.
+        """
+        _begin(self._active, phases)
+        _begin(self._ended, statuses)
+        _begin(self._verdicts, outcomes)
 
     def run_moved(self, old: str | None, new: str | None) -> None:
         """A run's phase has changed; None stands for before the first and behind the last."""
@@ -81,6 +99,10 @@ class Metrics:
     def cancel_leg(self, leg: CancelLeg, seconds: float) -> None:
         """One leg of a cancel took so long. Clocks of replicas differ: less than nothing counts as nothing."""
         self._cancel.labels(leg).observe(max(0.0, seconds))
+
+    def create_refused(self, reason: Refusal) -> None:
+        """No run was created for a request."""
+        self._refused.labels(reason).inc()
 
     def verdict(self, outcome: str) -> None:
         """A run of a lost owner was judged."""
@@ -133,3 +155,8 @@ class Metrics:
 
     def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
         return Histogram(f"dify_agent_{name}", documentation, labels, buckets=buckets, registry=self.registry)
+
+
+def _begin(metric: Counter | Gauge | Histogram, values: Iterable[str]) -> None:
+    for value in values:
+        metric.labels(value)

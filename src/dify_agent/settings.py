@@ -25,6 +25,7 @@ from dify_agent.settings_checks import (
     blank_to_none,
     http_base_url,
     http_base_urls,
+    inner_api_root,
     origins,
     parse_list,
     secret_key,
@@ -134,7 +135,7 @@ class ServerSettings(BaseSettings):
     )
     plugin_daemon_url: str = Field("http://localhost:5002", description="Base URL of the Dify plugin daemon.")
     plugin_daemon_api_key: str = Field("", repr=False, description="API key sent to the Dify plugin daemon.")
-    inner_api_url: str = Field("http://localhost:5001", description="Root of the Dify API; /inner/api/... is under it.")
+    inner_api_url: str = Field("http://localhost:5001", description="Root of the Dify API, without /inner/api.")
     inner_api_key: TrimmedText = Field(None, repr=False, description="API key sent to the Dify API's inner endpoints.")
 
     # Sandboxes
@@ -277,7 +278,7 @@ class ServerSettings(BaseSettings):
     @field_validator("inner_api_url")
     @classmethod
     def _check_inner_api_url(cls, value: str) -> str:
-        return http_base_url(value.strip(), "DIFY_AGENT_INNER_API_URL")
+        return inner_api_root(value)
 
     @field_validator("sandbox_files_base_url")
     @classmethod

@@ -9,6 +9,7 @@ from urllib.parse import SplitResult, urlsplit
 
 SECRET_KEY_BYTES = 32
 _STUB_PATH = "/agent-stub"
+_INNER_API_PATH = "/inner/api"
 
 
 def blank_to_none(value: Any) -> Any:
@@ -43,6 +44,22 @@ def http_base_url(value: str, variable: str) -> str:
     """
     _split(value, variable)
     return value.rstrip("/")
+
+
+def inner_api_root(value: str) -> str:
+    """The root of the Dify API, as by `http_base_url`.
+
+    Raises:
+        ValueError: it is no base URL, or ends in the path that is put behind it; the text has the root, without user
+            info.
+    """
+    variable = "DIFY_AGENT_INNER_API_URL"
+    url = http_base_url(value.strip(), variable)
+    parts = urlsplit(url)
+    if not parts.path.endswith(_INNER_API_PATH):
+        return url
+    root = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.removesuffix(_INNER_API_PATH).rstrip('/')}"
+    raise ValueError(f"{variable} must be the root of the Dify API, without {_INNER_API_PATH}: {root}")
 
 
 def http_base_urls(values: tuple[str, ...]) -> tuple[str, ...]:

@@ -17,6 +17,8 @@ REPLICAS = 3
 LEASE = 2.0
 GRACE = 1.0
 OUTAGE = 15.0
+STARTS = 5
+START_FAILED = 1
 LONGEST_RUN = 4.0
 """Of the bodies that are submitted; what a run may take beyond the faults."""
 
@@ -56,7 +58,8 @@ class World:
         """Those that a client would try now."""
         return [each for each in self.replicas if each.alive and not each.frozen]
 
-    async def launch(self) -> Server:
+    async def launch(self) -> Server | None:
+        """A new process; None when it ended because the store did not answer."""
         server = self.stack.enter_context(
             launched(
                 f"redis://127.0.0.1:{self.wire.port}/0",
@@ -68,15 +71,32 @@ class World:
                 run_event_stream_max_length=100_000,
             )
         )
-        await trio.to_thread.run_sync(server.wait_listening)
+        try:
+            await trio.to_thread.run_sync(server.wait_listening)
+        except AssertionError:
+            if server.process.poll() != START_FAILED:
+                raise
+            return None
         return server
+
+    async def started(self) -> Server:
+        """As the platform does it: a start that met a cut connection is one that failed, and is tried again.
+
+        Raises:
+            AssertionError: a server failed in another way, or again and again.
+        """
+        for _ in range(STARTS):
+            if (server := await self.launch()) is not None:
+                return server
+            self.note("start met a cut")
+        raise AssertionError(f"{STARTS} starts in a row failed")
 
     async def replace(self, replica: Replica) -> None:
         """Put a new process into the place of one that has ended; while the store is away none starts."""
         await trio.to_thread.run_sync(replica.server.process.wait)
         self.past.append(replica.server)
         async with self.store_busy:
-            replica.server = await self.launch()
+            replica.server = await self.started()
         replica.frozen = False
 
     def note(self, fault: str) -> None:
@@ -90,7 +110,7 @@ async def open_world(seed: int, prefix: str = "chaos") -> AsyncIterator[World]:
         async with open_wire(store.socket) as wire:
             world = World(store, wire, prefix, stack, random.Random(seed))
             for number in range(REPLICAS):
-                world.replicas.append(Replica(number, await world.launch()))
+                world.replicas.append(Replica(number, await world.started()))
             yield world
             for replica in world.replicas:
                 replica.tell(signal.SIGCONT)

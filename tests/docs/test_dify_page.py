@@ -20,9 +20,13 @@ from dify_agent.layers.dify_core_tools import DifyCoreToolConfig
 from dify_agent.layers.dify_core_tools.layer import INVOKE_PATH
 from dify_agent.layers.dify_plugin import DifyPluginLLMLayerConfig, DifyPluginToolConfig
 from dify_agent.layers.dify_plugin.tools_client import TIMEOUT, UNREACHABLE
+from dify_agent.layers.dify_plugin.tools_layer import MAX_FILES
+from dify_agent.layers.inner_api import MAX_REPLY_BYTES
 from dify_agent.layers.knowledge import DifyKnowledgeBaseLayerConfig, DifyKnowledgeSetConfig
-from dify_agent.layers.knowledge.retrieval import RETRIEVE_PATH
+from dify_agent.layers.knowledge.retrieval import MAX_RESULTS, RETRIEVE_PATH
+from dify_agent.layers.outbound_call import MAX_REPLY_VALUES
 from dify_agent.model.dify.gateway import GATEWAY_PATH
+from dify_agent.model.dify.parts import MAX_ANSWER_BYTES
 from dify_agent.protocol.schemas import RUN_EVENT_ADAPTER
 
 PAGE: Path = ROOT / "docs" / "dify.md"
@@ -32,6 +36,13 @@ CONFIGS = {
     "`dify.core.tools`": DifyCoreToolConfig,
     "`dify.knowledge_base`": DifyKnowledgeBaseLayerConfig,
 }
+
+
+def test_bounds_are_told() -> None:
+    assert f"One call takes at most {MAX_FILES} files." in prose(PAGE)
+    of_a_reply = f"{MAX_REPLY_BYTES >> 20} MiB, {MAX_REPLY_VALUES:,} values or {MAX_RESULTS:,} passages"
+    assert f"with more than {of_a_reply}" in prose(PAGE)
+    assert f"is more than {MAX_ANSWER_BYTES >> 20} MiB" in prose(ROOT / "docs" / "protocol.md")
 
 
 @pytest.mark.parametrize("heading", CONFIGS)
@@ -95,6 +106,11 @@ def test_checks_with_the_fakes_end_as_the_page_says(tmp_path: Path) -> None:
     assert {event.data.part.tool_name for event in results} == {"web_search", "current_time", "knowledge_base_search"}
     assert refused.data.reason == "upstream_http_error"
     assert "404" in refused.data.error
+    setting = "DIFY_AGENT_INNER_API_KEY, DIFY_AGENT_INNER_API_URL"
+    assert setting.replace(", ", " and ") in refused.data.error
+    log = [json.loads(line) for line in (tmp_path / "wrong.log").read_text().splitlines()]
+    (warning,) = [record for record in log if record["event"] == "run failed"]
+    assert (warning["level"], warning["setting"]) == ("warning", setting)
     assert cancelled.type == "run_cancelled"
     (seen, left) = [json.loads(line) for line in printed.splitlines() if line.startswith('{"requests"')]
     assert seen["requests"][0]["body"]["caller"]["tenant_id"] == "tenant-1"

@@ -24,6 +24,7 @@ from dify_agent.main import STOP_SIGNALS, ExitStatus
 from dify_agent.metrics import Metrics
 from dify_agent.protocol.schemas import RUN_EVENT_ADAPTER, CreateRunRequest, LayerExitSignals, RunEventsResponse
 from dify_agent.settings import ServerSettings
+from dify_agent.supervisor.measuring import announce_series
 from dify_agent.testing import Script
 
 README = ROOT / "README.md"
@@ -267,5 +268,22 @@ def test_metrics_table_names_every_metric() -> None:
     metrics = Metrics()
     for name in ("queue_bytes", "queue_limit_bytes", "queue_stuck_runs"):  # watched by the composition root
         metrics.watch(name, "as the root does", lambda: 0)
-    families = {family.name for family in metrics.registry.collect() if family.name.startswith("dify_agent_")}
-    assert {f"dify_agent_{name}" for name in written} == families
+    families = [family for family in metrics.registry.collect() if family.name.startswith("dify_agent_")]
+    names = {family.name + ("_total" if family.type == "counter" else "") for family in families}
+    assert {f"dify_agent_{name}" for name in written} == names
+
+
+def test_metrics_table_names_every_value_of_a_label() -> None:
+    metrics, labels = Metrics(), ("phase", "status", "outcome", "leg", "transport", "reason")
+    announce_series(metrics)
+    shown = {
+        (sample.name.removeprefix("dify_agent_"), value)
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        for label, value in sample.labels.items()
+        if label in labels and sample.name.endswith(("_total", "_active", "_open", "_count"))
+    }
+    rows = {names.strip("`"): cell for names, cell, _ in table_under(ROOT / "docs" / "operations.md", "Metrics")}
+    assert len(shown) == 23
+    for name, value in shown:
+        assert f"`{value}`" in rows[name.removesuffix("_count")], (name, value)

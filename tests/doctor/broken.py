@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from tests.contracts.store_support import run_id
-from tests.doctor.world import DEAD, LIVING, RETENTION, World
+from tests.doctor.world import DEAD, KEY, LIVING, RETENTION, World
 
 from dify_agent.store.base import Claim, IdempotencyKey
 
@@ -227,8 +227,25 @@ async def long_ttl(world: World) -> str:
 
 
 async def list_lives_too_long(world: World) -> str:
+    world.witness.delete(world.keys.alive(LIVING.id))  # nobody is there to renew it
     world.witness.expire(world.keys.owners, RETENTION * 3)
     return world.keys.owners
+
+
+async def owner_keeps_for_longer(world: World) -> str:
+    seen = world.keys.seen(LIVING.id)
+    world.witness.expire(seen, RETENTION * 2)
+    return seen
+
+
+async def owner_keeps_for_shorter(world: World) -> str:
+    seen = world.keys.seen(LIVING.id)
+    world.witness.expire(seen, RETENTION // 4)
+    for run in world.healthy:
+        for key in world.keys.run(run):
+            world.witness.expire(key, RETENTION // 4)
+    world.witness.expire(world.keys.idempotency(KEY.tenant, KEY.text), RETENTION // 4)
+    return seen
 
 
 async def drift(world: World) -> str:
@@ -295,8 +312,10 @@ BROKEN: Final[dict[str, tuple[str, Break, bool]]] = {
     "a living owner's set that names no run": ("set-dangling", set_of_the_living_dangling, False),
     "a key without TTL": ("ttl-missing", no_ttl, True),
     "a lease without TTL": ("ttl-missing", lease_without_ttl, True),
-    "too long a TTL": ("ttl-too-long", long_ttl, True),
-    "a list that lives too long": ("ttl-too-long", list_lives_too_long, True),
+    "too long a TTL": ("ttl-too-long", long_ttl, False),
+    "a list that lives too long": ("ttl-too-long", list_lives_too_long, False),
+    "a replica that keeps runs for longer": ("retention-differs", owner_keeps_for_longer, False),
+    "a replica that keeps runs for shorter": ("retention-differs", owner_keeps_for_shorter, False),
     "TTLs apart": ("ttl-drift", drift, True),
     "a claim without a run": ("claim-without-run", claim_without_run, False),
     "an unreadable claim": ("claim-unreadable", claim_unreadable, False),

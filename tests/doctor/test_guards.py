@@ -8,6 +8,8 @@ from tests.contracts.store_support import ONE_SERVER, StoreServer, run_id, runni
 from tests.doctor import broken
 from tests.doctor.world import BOUNDS, DEAD, LIVING, RETENTION, World, payload
 
+from dify_agent.doctor import rules
+from dify_agent.doctor.facts import NO_TTL
 from dify_agent.doctor.keyspace import ExecutorKeyspace
 from dify_agent.doctor.looks import MOST_ENTRIES, PAGE_BYTES, WHOLE_BYTES, Looks
 from dify_agent.doctor.repair import NOBODY, Repairs
@@ -65,7 +67,7 @@ async def test_a_repair_that_comes_too_late_changes_nothing(
     assert any(item.repairable for item in found)
     change(world, subject)
     before = world.values()
-    await Repairs(ExecutorKeyspace(world.executor), world.keys, BOUNDS).apply(found, scan)
+    await Repairs(ExecutorKeyspace(world.executor), world.keys, scan).apply(found)
     assert world.values() == before
 
 
@@ -173,7 +175,68 @@ async def test_a_mended_ttl_does_not_leave_the_others_behind(world: World, secon
     events = world.keys.events(run)
     _ = world.witness.persist(events) if seconds is None else world.witness.expire(events, seconds)
     found, mended = await world.repair()
-    assert mended == found
+    assert mended == [item for item in found if item.rule is not rules.TTL_TOO_LONG]
+    ttls = [ttl for key in world.keys.run(run) if (ttl := world.witness.pttl(key)) != -2]
+    assert max(ttls) - min(ttls) < 1000
+    left = {item.rule for item in (await world.look()).findings}
+    assert left == (set() if seconds is None else {rules.TTL_TOO_LONG})
+
+
+@pytest.mark.parametrize("breaking", [breaking for _, breaking, _ in broken.BROKEN.values()], ids=broken.BROKEN)
+async def test_no_repair_shortens_a_ttl(world: World, breaking: broken.Break) -> None:
+    await breaking(world)
+    before = world.ttls()
+    await world.repair()
+    after = world.ttls()
+    for key in before.keys() & after.keys():
+        assert after[key] > before[key] - 5000 or before[key] == NO_TTL, key
+
+
+OTHER_RETENTIONS: dict[str, tuple[broken.Break, str]] = {
+    "a living owner keeps for longer": (
+        broken.owner_keeps_for_longer,
+        f"replicas here keep runs for {RETENTION * 2} s, this command was told {RETENTION} s: "
+        "set DIFY_AGENT_RUN_RETENTION_SECONDS",
+    ),
+    "a living owner keeps for shorter": (
+        broken.owner_keeps_for_shorter,
+        f"replicas here keep runs for {RETENTION // 4} s, this command was told {RETENTION} s: "
+        "set DIFY_AGENT_RUN_RETENTION_SECONDS",
+    ),
+    "another run is kept for longer": (
+        broken.long_ttl,
+        f"keys here are kept for longer, this command was told {RETENTION} s: set DIFY_AGENT_RUN_RETENTION_SECONDS",
+    ),
+}
+
+
+@pytest.mark.parametrize(("differing", "why"), OTHER_RETENTIONS.values(), ids=OTHER_RETENTIONS)
+async def test_what_depends_on_a_retention_that_is_in_doubt_is_not_repaired(
+    world: World, differing: broken.Break, why: str
+) -> None:
+    await differing(world)
+    keyless, ownerless = await broken.no_ttl(world), await broken.owner_missing_for_long(world)
+    for key in world.keys.run(ownerless):
+        world.witness.expire(key, RETENTION // 10)
+    before = world.values()
+    found, mended = await world.repair()
+    assert (mended, world.values()) == ([], before)
+    refused = {item.subject: item for item in found if item.rule in (rules.TTL_MISSING, rules.OWNER_MISSING)}
+    assert refused.keys() == {keyless, ownerless}
+    assert all(item.detail.endswith(f"; not repaired: {why}") for item in refused.values())
+    assert world.witness.ttl(world.keys.events(keyless)) == NO_TTL
+
+
+async def test_a_lease_is_given_its_ttl_whatever_the_retention(world: World) -> None:
+    await broken.long_ttl(world)
+    await broken.lease_without_ttl(world)
+    _, mended = await world.repair()
+    assert [item.rule for item in mended] == [rules.TTL_MISSING]
+
+
+async def test_what_a_living_owner_renews_is_not_too_long(world: World) -> None:
+    for key in (world.keys.owners, world.keys.runs(LIVING.id), world.keys.inbox(LIVING.id)):
+        world.witness.expire(key, RETENTION * 3)
     assert (await world.look()).findings == []
 
 

@@ -36,6 +36,8 @@ LEASE = 1.5
 BUSY_SECONDS = 0.6
 """Within which looks begin; a look takes up to 3 s."""
 LOOKING = 4
+RUNS_SEEN = 20
+"""Looking goes on until so many were there, however slow the machine is."""
 MANY = 10_000
 SCAN_SECONDS = 60.0
 
@@ -63,7 +65,7 @@ async def scan(store: StoreServer, prefix: str, *, repair: bool = False) -> Scan
         examination = Scan(keyspace, keys, BOUNDS)
         result = await examination.run()
         if repair:
-            await Repairs(keyspace, keys, BOUNDS).apply(result.findings, examination)
+            await Repairs(keyspace, keys, examination).apply(result.findings)
     return result
 
 
@@ -77,7 +79,7 @@ async def _keep_busy(api: Api) -> None:
 
 
 async def _keep_looking(store: StoreServer, prefix: str, until_time: float, seen: list[int]) -> None:
-    while trio.current_time() < until_time:
+    while trio.current_time() < until_time or max(seen, default=0) <= RUNS_SEEN:
         result = await scan(store, prefix)
         assert result.findings == []
         seen.append(result.counts.runs)
@@ -94,13 +96,13 @@ async def test_no_findings_beside_busy_replicas(store: StoreServer, prefix: str)
                 nursery.start_soon(_keep_busy, api)
                 nursery.start_soon(_keep_busy, other)
             until_time = trio.current_time() + BUSY_SECONDS
-            async with trio.open_nursery() as looking:
-                for _ in range(LOOKING):
-                    looking.start_soon(_keep_looking, store, prefix, until_time, seen)
-                    await trio.sleep(BUSY_SECONDS / LOOKING / 2)
+            with trio.fail_after(SCAN_SECONDS):
+                async with trio.open_nursery() as looking:
+                    for _ in range(LOOKING):
+                        looking.start_soon(_keep_looking, store, prefix, until_time, seen)
+                        await trio.sleep(BUSY_SECONDS / LOOKING / 2)
             nursery.cancel_scope.cancel(reason="it was looked at for long enough")
         assert len(seen) >= LOOKING
-        assert max(seen) > 20
         for server in (one, two):
             server.tell(signal.SIGTERM)
         for server in (one, two):
@@ -181,7 +183,7 @@ async def test_the_command_from_end_to_end(store: StoreServer, prefix: str, tmp_
     assert (results[sound].returncode, results[sound].stderr) == (0, "")
     assert results[sound].stdout.endswith("no broken rule\n")
     assert (results[sick].returncode, results[sick].stderr) == (3, "")
-    first, second, *rest = results[sick].stdout.splitlines()
+    _, first, second, *rest = results[sick].stdout.splitlines()
     keys = worlds[1].keys
     assert first.startswith(f"repaired intent-after-end     {keys.intent(ended)}: ")
     assert second.startswith(f"error    ordinal-gap          {keys.events(hole)}: ")
@@ -209,6 +211,8 @@ async def test_what_the_command_tells_and_repairs(store: StoreServer, prefix: st
         await world.settle()
         clean, text = await doctor_within()
         assert clean == 0
+        where = f"store {store.url}?db=0, prefix {prefix}, retention {RETENTION} s, lease 15 s\n"
+        assert text.startswith(where), "the store's URL, without a login"
         assert text.endswith("no broken rule\n")
 
         ended = await broken.intent_after_end(world)
@@ -224,7 +228,7 @@ async def test_what_the_command_tells_and_repairs(store: StoreServer, prefix: st
         hole = await broken.hole(world)
         some, text = await doctor_within("--repair")
         assert some == 3
-        first, second, *rest = text.splitlines()
+        _, first, second, *rest = text.splitlines()
         assert first.startswith(f"repaired intent-after-end     {world.keys.intent(ended)}: ")
         assert second.startswith(f"error    ordinal-gap          {world.keys.events(hole)}: ")
         assert rest[-1].endswith("1 findings, 1 repaired")
@@ -235,6 +239,49 @@ async def test_what_the_command_tells_and_repairs(store: StoreServer, prefix: st
         repaired, text = await doctor_within("--repair", "--json")
         assert repaired == 0
         assert [(item["rule"], item["repaired"]) for item in json.loads(text)["findings"]] == [("ttl-missing", True)]
+
+
+async def test_another_retention_than_the_replicas_cuts_nothing_short(
+    store: StoreServer, prefix: str, within: None
+) -> None:
+    kept = 864_000
+    with serving(store.url, prefix=prefix, run_retention_seconds=kept) as server:
+        async with open_api(server) as api:
+            await api.run({**text_run(), "idempotency_key": "k"})
+            live = await api.create(run_of(HANG))
+            await api.events_until(live, "run_started")
+            status, text = await doctor_within("--repair", "--json")
+            report = json.loads(text)
+            (finding,) = report["findings"]
+            assert (status, report["remaining"], finding["repaired"]) == (3, 1, False)
+            assert finding["rule"] == "retention-differs"
+            assert finding["detail"] == (
+                f"replicas here keep runs for {kept} s, this command was told {RETENTION} s: "
+                "set DIFY_AGENT_RUN_RETENTION_SECONDS"
+            )
+            keys = [key for key in store.witness.scan_iter(match=f"{prefix}:*") if not key.endswith(b":alive")]
+            assert len(keys) >= 9
+            assert min(map(store.witness.ttl, keys)) > kept - BOUND_SECONDS
+            await api.cancel(live)
+            await api.finished(live)
+
+
+async def test_a_prefix_that_nobody_uses_does_not_read_as_healthy(store: StoreServer, within: None) -> None:
+    status, text = await doctor_within()
+    assert status == 0
+    assert "nothing under this prefix: is DIFY_AGENT_REDIS_PREFIX that of the replicas?" in text
+    assert "no broken rule" not in text
+
+
+async def test_a_store_that_may_evict_is_told_of(store: StoreServer, within: None) -> None:
+    store.witness.config_set("maxmemory", "1gb")
+    store.witness.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        _, text = await doctor_within()
+    finally:
+        store.witness.config_set("maxmemory-policy", "noeviction")
+        store.witness.config_set("maxmemory", "0")
+    assert "\nnote: the store deletes keys when its memory is full, and each is a lost run (maxmemory-policy " in text
 
 
 @pytest.mark.parametrize(

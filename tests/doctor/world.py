@@ -87,7 +87,7 @@ class World:
         """What is found, and what of it is repaired."""
         scan = self.scan()
         found = (await scan.run()).findings
-        return found, await Repairs(ExecutorKeyspace(self.executor), self.keys, BOUNDS).apply(found, scan)
+        return found, await Repairs(ExecutorKeyspace(self.executor), self.keys, scan).apply(found)
 
     def all_keys(self) -> list[bytes]:
         return [key for key in self.witness.scan_iter(count=1000) if key.startswith(f"{self.prefix}:".encode())]
@@ -96,6 +96,10 @@ class World:
         """Every key's content, except those whose name has one of these texts."""
         kept = [key for key in self.all_keys() if not any(text.encode() in key for text in but)]
         return {key: self._value(key) for key in kept}
+
+    def ttls(self) -> dict[bytes, int]:
+        """Of every key, in milliseconds, as PTTL answers."""
+        return {key: self.witness.pttl(key) for key in self.all_keys()}
 
     def _value(self, key: bytes) -> Any:
         match self.witness.type(key):

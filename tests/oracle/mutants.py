@@ -51,8 +51,8 @@ CONCURRENCY: dict[str, tuple[Patch, ...]] = {
     "results_in_completion_order": _one("batch", "for index in sorted(outcomes):", "for index in outcomes:"),
     "ready_results_in_completion_order": _one(
         "batch",
-        "for index in sorted(waiting & self._outcomes.keys()):",
-        "for index in sorted(waiting & self._outcomes.keys(), reverse=True):",
+        "sorted(self._unreported)",
+        "sorted(self._unreported, reverse=True)",
     ),
     "user_content_after_each_result": _one(
         "batch", "extras.append(UserPromptPart(outcome.extra))", "parts.append(UserPromptPart(outcome.extra))"
@@ -76,8 +76,8 @@ CAPTURE: dict[str, tuple[Patch, ...]] = {
     "cut_response_stays_incomplete": _one("turn", 'replace(stream.get(), state="interrupted")', "stream.get()"),
     "usage_of_cut_responses_dropped": _one(
         "state",
-        "        usage.incr(response.usage)\n",
-        "        response.state == 'complete' and usage.incr(response.usage)\n",
+        "        add_usage(usage, response.usage)\n",
+        "        response.state == 'complete' and add_usage(usage, response.usage)\n",
     ),
     "failed_open_counted": _one("state", 'if response.state == "complete" or response.parts:', "if True:"),
     "limit_checked_before_the_request_is_stored": (
@@ -205,7 +205,7 @@ ANSWERS: dict[str, tuple[Patch, ...]] = {
     "length_ignored": _one("run", 'if response.finish_reason == "length":', "if False:"),
     "content_filter_ignored": _one("run", 'if response.finish_reason == "content_filter":', "if False:"),
     "cut_calls_blamed_on_the_model": _one("state", 'last.finish_reason != "length"', "True"),
-    "names_not_sorted": _one("texts", "for known in sorted(available)", "for known in available"),
+    "names_not_sorted": _one("texts", "map(repr, sorted(available))", "map(repr, available)"),
     "settings_of_the_model_ignored": _one(
         "state",
         "merge_model_settings(request.model.settings, request.model_settings) or None",

@@ -1,13 +1,20 @@
 """``/metrics`` of a real replica: what an operator reads there is what happened."""
 
+import signal
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.server.bodies import HANG, STREAM_THEN_HANG, run_of, text_run
 from tests.server.clients import Api, open_api, open_stream
-from tests.server.harness import Server, StoreServer, serving
+from tests.server.harness import Server, StoreServer, launched, serving, until
+from tests.server.test_admission import of_tenant
 from trio_websocket import open_websocket_url
+
+from dify_agent.actors.lifecycle import Phase
+from dify_agent.metrics import CancelLeg, Refusal, Transport
+from dify_agent.store.base import VerdictOutcome
 
 
 @pytest.fixture
@@ -28,6 +35,67 @@ async def read(api: Api) -> dict[tuple[str, ...], float]:
         for family in families
         for sample in family.samples
     }
+
+
+async def test_every_series_is_there_before_anything_has_happened(api: Api) -> None:
+    """What begins with its first event hides that event from ``increase()``."""
+    found = await read(api)
+    series = {
+        "runs_active": set(Phase) - {Phase.DONE},
+        "runs_ended_total": {"succeeded", "failed", "cancelled"},
+        "verdicts_total": set(get_args(VerdictOutcome)),
+        "cancel_seconds_count": set(get_args(CancelLeg)),
+        "streams_open": set(get_args(Transport)),
+        "creates_refused_total": set(get_args(Refusal)),
+    }
+    for name, values in series.items():
+        assert {key[1]: value for key, value in found.items() if key[0] == name} == dict.fromkeys(values, 0)
+
+
+def refusals(found: dict[tuple[str, ...], float]) -> dict[str, float]:
+    """Reason to count, of those that happened."""
+    return {key[1]: value for key, value in found.items() if key[0] == "creates_refused_total" and value}
+
+
+async def test_creates_refused_by_a_limit_and_by_a_conflict(store: StoreServer) -> None:
+    with serving(store.url, max_active_runs=2, max_active_runs_per_tenant=1) as server:
+        async with open_api(server) as api:
+            first = await api.create({**run_of(HANG), "idempotency_key": "k"})
+            for body in (run_of(HANG), {**run_of(HANG), "idempotency_key": "l"}):
+                assert (await api.client.post("/runs", json=body)).status_code == 429
+            assert refusals(await read(api)) == {"tenant_limit": 2}
+            second = await api.create(of_tenant("t"))
+            for body in (of_tenant("u"), {**of_tenant("u"), "idempotency_key": "l"}):
+                assert (await api.client.post("/runs", json=body)).status_code == 429
+            assert refusals(await read(api)) == {"tenant_limit": 2, "process_limit": 2}
+            other = {**text_run(), "idempotency_key": "k"}
+            assert (await api.client.post("/runs", json=other)).status_code == 409
+            assert refusals(await read(api)) == {"tenant_limit": 2, "process_limit": 2, "idempotency_conflict": 1}
+            for run_id in (first, second):
+                await api.cancel(run_id)
+                await api.finished(run_id)
+
+
+async def test_creates_refused_in_a_drain(store: StoreServer) -> None:
+    with launched(store.url, shutdown_grace_seconds=20) as server:
+        server.wait_listening()
+        async with open_api(server) as api:
+            run_id = await api.create(run_of(HANG))
+            server.tell(signal.SIGTERM)
+            await until(lambda: '"draining"' in server.log, "it drains")
+            assert (await api.client.post("/runs", json=text_run())).status_code == 503
+            assert refusals(await read(api)) == {"draining": 1}
+            await api.cancel(run_id)
+        assert await server.exit_status() == 0
+
+
+async def test_creates_refused_because_of_the_store(server: Server, api: Api, store: StoreServer) -> None:
+    store.witness.config_set("maxmemory", "1")
+    try:
+        assert (await api.client.post("/runs", json=text_run())).status_code == 503
+    finally:
+        store.witness.config_set("maxmemory", "0")
+    assert refusals(await read(api)) == {"store_unavailable": 1}
 
 
 async def test_runs_by_phase_and_status(api: Api) -> None:
@@ -66,7 +134,7 @@ async def test_a_cancel_at_another_replica_is_counted_where_each_leg_was(store, 
             await api.finished(run_id)
             there, here = await read(remote), await read(api)
     assert there["cancel_seconds_count", "accepted"] == 1
-    assert ("cancel_seconds_count", "cleaned") not in there
+    assert there["cancel_seconds_count", "cleaned"] == 0
     assert here["cancel_seconds_count", "observed"] == here["cancel_seconds_count", "cleaned"] == 1
 
 

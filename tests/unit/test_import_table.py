@@ -10,6 +10,8 @@ import pytest
 OPEN = frozenset({"errors", "concurrency"})
 """Open to all below ``agenton*``."""
 
+OUTBOUND = frozenset({"backends.transport", "backends.replies", "backends.redaction"})
+
 TABLE: dict[str, frozenset[str]] = {
     "errors": frozenset(),
     "concurrency": frozenset(),
@@ -22,8 +24,8 @@ TABLE: dict[str, frozenset[str]] = {
     "events": frozenset({"protocol"}),
     "backends": frozenset({"protocol"}),
     "loop": frozenset({"protocol"}),
-    "model": frozenset({"loop.port", "protocol", "backends.transport"}),
-    "layers": frozenset({"agenton", "agenton_collections", "protocol", "loop.port", "model", "backends.transport"}),
+    "model": frozenset({"loop.port", "protocol", "backends.pool", *OUTBOUND}),
+    "layers": frozenset({"agenton", "agenton_collections", "protocol", "loop.port", "model", *OUTBOUND}),
     "actors": frozenset({"layers.registry", "loop", "events", "store.base", "agenton", "protocol", "metrics"}),
     "supervisor": frozenset({"actors", "store.base", "protocol", "metrics"}),
     "http": frozenset({"supervisor.handle", "events", "store.base", "protocol", "metrics"}),

@@ -1,5 +1,6 @@
 """From an exception to what ``run_failed`` carries (layers 3.7)."""
 
+from dataclasses import replace
 from typing import Final
 
 from pydantic_ai.exceptions import ModelHTTPError, UsageLimitExceeded
@@ -8,7 +9,7 @@ from dify_agent.actors.environment import RunBounds
 from dify_agent.actors.lifecycle import Phase
 from dify_agent.actors.messages import Failed
 from dify_agent.concurrency.groups import first_error
-from dify_agent.errors import Reason, RunFailedError
+from dify_agent.errors import Reason, RunFailedError, setting_of
 from dify_agent.protocol.schemas import RunFailureType
 
 MAX_ERROR_CHARACTERS: Final = 8 * 1024
@@ -25,9 +26,9 @@ class RunDeadlineExceededError(Exception):
 
 def phase_timeout(phase: str, setting: str, seconds: float) -> RunFailedError:
     """A phase outlived its bound; the run fails, and the text names the setting that bounds it."""
-    return RunFailedError(
-        f"The run's {phase} did not end within {seconds:g} seconds (DIFY_AGENT_{setting}).", reason=Reason.PHASE_TIMEOUT
-    )
+    variable = f"DIFY_AGENT_{setting}"
+    text = f"The run's {phase} did not end within {seconds:g} seconds ({variable})."
+    return RunFailedError(text, reason=Reason.PHASE_TIMEOUT, setting=variable)
 
 
 def overdue(phase: Phase, bounds: RunBounds) -> Failed:
@@ -52,8 +53,12 @@ def bounded(text: str) -> str:
 
 
 def describe_failure(error: BaseException) -> Failed:
-    """The failure of a run: text, stable type, reason."""
+    """The failure of a run: text, stable type, reason, and the setting that could mend it."""
     error = first_error(error)
+    return replace(_described(error), setting=setting_of(error))
+
+
+def _described(error: BaseException) -> Failed:
     text = bounded(str(error)) or type(error).__name__
     if not isinstance(error, Exception):
         text = bounded(f"The run's work was ended by {type(error).__name__}: {error}")

@@ -93,7 +93,11 @@ class Finalizer:
             return
         ending = proposed_ending(done, stop)
         failure = ending if isinstance(ending, Failed) else Failed("")  # a success that could not be stored
-        _log.info("run failed", run_id=self._run_id, reason=failure.reason, error_type=failure.error_type)
+        facts = {"run_id": self._run_id, "reason": failure.reason, "error_type": failure.error_type}
+        if failure.setting is None:
+            _log.info("run failed", **facts)
+        else:
+            _log.warning("run failed", **facts, setting=failure.setting)
 
     def _reduce(self, error: Exception) -> bool:
         """The store refuses this very ending (too large for it, say): propose a failure without a snapshot instead."""

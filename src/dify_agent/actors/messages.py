@@ -62,6 +62,8 @@ class Failed:
     error: str
     error_type: RunFailureType | None = None
     reason: str | None = None
+    setting: str | None = None
+    """For the log: what an operator has to look at."""
 
 
 @dataclass(frozen=True, slots=True)

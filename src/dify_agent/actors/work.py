@@ -27,6 +27,7 @@ from dify_agent.concurrency.groups import must_leave
 from dify_agent.events import envelope
 from dify_agent.loop.port import Capture
 from dify_agent.protocol.schemas import AgentRunUsage, CreateRunRequest
+from dify_agent.protocol.usage import bounded_tokens
 
 _log = structlog.get_logger()
 
@@ -129,6 +130,6 @@ class RunWork:
         usage = self._capture.usage
         if not usage.requests:
             return None
-        return AgentRunUsage(
-            prompt_tokens=usage.input_tokens, completion_tokens=usage.output_tokens, total_tokens=usage.total_tokens
-        )
+        # Of whatever a provider's SDK takes for numbers; the run's ending must be one that can be stored.
+        given, taken = bounded_tokens(usage.input_tokens), bounded_tokens(usage.output_tokens)
+        return AgentRunUsage(prompt_tokens=given, completion_tokens=taken, total_tokens=bounded_tokens(given + taken))

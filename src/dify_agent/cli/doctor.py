@@ -14,12 +14,13 @@ from dify_agent.concurrency.groups import first_error
 from dify_agent.doctor.checks import Bounds, Finding
 from dify_agent.doctor.keyspace import ExecutorKeyspace
 from dify_agent.doctor.repair import Repairs
-from dify_agent.doctor.report import as_json, as_text
+from dify_agent.doctor.report import Examined, as_json, as_text
 from dify_agent.doctor.scan import Scan, ScanResult
 from dify_agent.settings import ServerSettings
 from dify_agent.store.deployments import open_executor
 from dify_agent.store.executor import LEAST_CONNECTIONS
 from dify_agent.store.keys import Keys
+from dify_agent.store.redis import RedisRunStore
 from dify_agent.store.urls import parse_store_url
 
 CONNECTIONS = LEAST_CONNECTIONS
@@ -44,7 +45,7 @@ def run_doctor(*, repair: bool, json: bool) -> int:
     configure_logging()
     warn_of_unknown_settings()
     try:
-        result, repaired = trio.run(_examine, ServerSettings(), repair)
+        examined, result, repaired = trio.run(_examine, ServerSettings(), repair)
     except ValidationError as invalid:
         log_invalid_settings(invalid)
         return DoctorStatus.CANNOT_LOOK
@@ -53,18 +54,20 @@ def run_doctor(*, repair: bool, json: bool) -> int:
     except Exception as group:  # noqa: BLE001  The process boundary.
         log_failure("cannot examine the store", first_error(group))
         return DoctorStatus.CANNOT_LOOK
-    typer.echo(as_json(result, repaired) if json else as_text(result, repaired))
+    typer.echo((as_json if json else as_text)(examined, result, repaired))
     return DoctorStatus.FINDINGS if len(repaired) < len(result.findings) else DoctorStatus.CLEAN
 
 
-async def _examine(settings: ServerSettings, repair: bool) -> tuple[ScanResult, Collection[Finding]]:
-    keys = Keys(settings.redis_prefix)
+async def _examine(settings: ServerSettings, repair: bool) -> tuple[Examined, ScanResult, Collection[Finding]]:
+    url, keys = parse_store_url(settings.redis_url), Keys(settings.redis_prefix)
     bounds = Bounds(retention=settings.run_retention_seconds, lease=settings.owner_lease_seconds)
-    async with open_executor(
-        parse_store_url(settings.redis_url), limit=CONNECTIONS, timeout=ANSWER_SECONDS
-    ) as executor:
+    async with open_executor(url, limit=CONNECTIONS, timeout=ANSWER_SECONDS) as executor:
+        store = RedisRunStore(
+            executor, keys, retention_seconds=bounds.retention, max_length=settings.run_event_stream_max_length
+        )
+        examined = Examined(str(url), keys.prefix, bounds, await store.eviction_policy())
         keyspace = ExecutorKeyspace(executor)
         scan = Scan(keyspace, keys, bounds)
         result = await scan.run()
-        repaired = await Repairs(keyspace, keys, bounds).apply(result.findings, scan) if repair else []
-    return result, repaired
+        repaired = await Repairs(keyspace, keys, scan).apply(result.findings) if repair else []
+    return examined, result, repaired

@@ -100,13 +100,18 @@ class Workers:
         self._environment: Final = environment
         self._stop_seconds: Final = stop_seconds
         self._running: dict[int, trio.Process] = {}
+        self._has_served = False
+        """Whether any worker has ever accepted connections: what keeps a later one from starting may pass."""
         self._stopping = trio.Event()
         self._patience = trio.CancelScope()
         """Around the workers; its deadline is set when they are told to stop."""
         self._status: int = ExitStatus.DRAINED
 
     async def run(self, signals: AsyncIterator[int]) -> int:
-        """Start the workers, replace those that end, stop all at the first signal; a second one is passed on.
+        """Start the workers, replace those that end, stop all at the first signal; further ones are passed on.
+
+        When all are being stopped already, because one of them was given up, the first signal only finds that so:
+        passed on it would be each worker's second, which ends it at once, with the runs that it is draining.
 
         Returns:
             0 when all have drained, else the first other status of a worker.
@@ -141,7 +146,7 @@ class Workers:
                 _log.info("listening", addresses=addresses, workers=self._count)
 
     async def _keep(self, number: int, *, task_status: trio.TaskStatus[None]) -> None:
-        """One worker and its successors. Started when the first accepts connections, or will not."""
+        """One worker and its successors. Started when one of them accepts connections, or none ever will."""
         counter = RestartCounter(self._budget)
         listened = False
         while not self._stopping.is_set():
@@ -150,29 +155,35 @@ class Workers:
             except OSError as error:  # no process, thread or descriptor left on this machine, which may pass
                 _log.error("worker not started", worker=number, problem=error.strerror)
                 status, has_listened = ExitStatus.START_FAILED, False
-            if not listened and not has_listened:
-                task_status.started()
             listened |= has_listened
             if self._stopping.is_set():
                 if has_listened or status != _SIGNALLED + signal.SIGTERM:  # else it was told before it could know how
                     self._note(status)
-                return
-            pause = counter.next_pause(trio.current_time()) if listened else None
-            if pause is None:
-                self._give_up(number, status, after_start=listened)
-                return
-            _log.error("worker ended, replacing it", worker=number, status=status, pause_seconds=pause)
-            with trio.move_on_after(pause):
-                await self._stopping.wait()
+            else:
+                await self._pause_or_give_up(number, status, counter)
+        if not listened:
+            task_status.started()
 
-    def _give_up(self, number: int, status: int, *, after_start: bool) -> None:
+    async def _pause_or_give_up(self, number: int, status: int, counter: RestartCounter) -> None:
+        """Behind the end of a worker that nobody told to end. One that said why it cannot start, before any other has,
+        will not do better; one that a signal ended may."""
+        cannot_start = status == ExitStatus.START_FAILED and not self._has_served
+        pause = None if cannot_start else counter.next_pause(trio.current_time())
+        if pause is None:
+            self._give_up(number, status, at_start=cannot_start)
+            return
+        _log.error("worker ended, replacing it", worker=number, status=status, pause_seconds=pause)
+        with trio.move_on_after(pause):
+            await self._stopping.wait()
+
+    def _give_up(self, number: int, status: int, *, at_start: bool) -> None:
         """What one worker cannot do the others soon cannot either; and a service manager sees a status."""
         budget = self._budget
-        why = "ends again and again" if after_start else "does not start"
+        why = "does not start" if at_start else "ends again and again"
         often = f"it ended more than {budget.restarts} times within {budget.seconds:g} s; "
-        problem = (often if after_start else "") + "what ended it is told by the lines before, under its number"
+        problem = ("" if at_start else often) + "what ended it is told by the lines before, under its number"
         _log.critical(f"a worker {why}, all are stopped", worker=number, status=status, problem=problem)
-        self._note(ExitStatus.BUDGET_SPENT if after_start else status or ExitStatus.START_FAILED)
+        self._note(status if at_start else ExitStatus.BUDGET_SPENT)
         self._stop()
 
     async def _live(self, number: int, task_status: trio.TaskStatus[None] | None) -> tuple[int, bool]:
@@ -194,6 +205,7 @@ class Workers:
                     if self._stopping.is_set():
                         process.terminate()
                     has_listened = bool(await reports.receive_some(_LONGEST_REPORT))
+                    self._has_served |= has_listened
                     if has_listened and task_status is not None:
                         task_status.started()
                     status = await process.wait()
@@ -214,17 +226,26 @@ class Workers:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from error
 
     async def _pass_signals_on(self, signals: AsyncIterator[int]) -> None:
+        is_first = True
         async for number in signals:
             _log.info("stopping", why=signal.Signals(number).name, workers=len(self._running))
-            self._stop(number)
+            if not self._stopping.is_set():
+                self._stop(number)
+            elif not is_first:
+                self._tell(number)
+            is_first = False
 
     def _stop(self, number: int = signal.SIGTERM) -> None:
-        """Tell every worker; the socket stays with them for as long as they listen."""
-        if not self._stopping.is_set():
-            self._stopping.set()
-            self._patience.deadline = trio.current_time() + self._stop_seconds + KILL_SECONDS
-            for sock in self._sockets:
-                sock.close()
+        """Tell every worker, once; the socket stays with them for as long as they listen."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        self._patience.deadline = trio.current_time() + self._stop_seconds + KILL_SECONDS
+        for sock in self._sockets:
+            sock.close()
+        self._tell(number)
+
+    def _tell(self, number: int) -> None:
         for process in self._running.values():
             if process.poll() is None:
                 process.send_signal(number)

@@ -1,7 +1,7 @@
 """The rules as pure functions: facts in, findings out."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from dify_agent.doctor import rules
@@ -23,15 +23,23 @@ Kind = Literal["run", "key", "member", "claim"]
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The settings that rules depend on, in seconds."""
+    """What rules depend on, in seconds."""
 
     retention: int
+    """As the command was told, like the lease."""
     lease: float
+    in_use: frozenset[int] = frozenset()
+    """Retentions by which living owners keep what they write."""
+
+    @property
+    def kept(self) -> int:
+        """How long keys are kept: what living owners show, else what the command was told."""
+        return max(self.in_use, default=self.retention)
 
     @property
     def untouched_ms(self) -> int:
         """A TTL that no living owner lets a running run's record fall to: it renews it every third of the retention."""
-        return self.retention * 500
+        return min(self.in_use, default=self.retention) * 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +85,75 @@ def _check_run(facts: RunFacts, bounds: Bounds) -> Iterator[Finding]:
     yield from _check_record(facts, bounds)
 
 
-def check_ttl(kind: Kind, subject: str, key: str, found: KeyFacts, bounds: Bounds) -> Iterator[Finding]:
-    """A TTL that is missing or longer than the retention."""
+def check_ttl(
+    kind: Kind, subject: str, key: str, found: KeyFacts, bounds: Bounds, *, renewed: bool = False
+) -> Iterator[Finding]:
+    """A TTL that is missing or longer than the retention; the latter is nothing to a key that its owner renews."""
     if not found.exists:
         return
     if found.ttl_ms == NO_TTL:
         yield Finding(rules.TTL_MISSING, kind, subject, key, "no TTL", repairable=True)
-    elif found.ttl_ms > bounds.retention * 1000 + ROUNDING_MS:
-        detail = f"TTL {found.ttl_ms / 1000:.0f} s, retention {bounds.retention} s"
-        yield Finding(rules.TTL_TOO_LONG, kind, subject, key, detail, repairable=True)
+    elif found.ttl_ms > bounds.kept * 1000 + ROUNDING_MS and not renewed:
+        detail = f"TTL {found.ttl_ms / 1000:.0f} s, retention {bounds.kept} s"
+        yield Finding(rules.TTL_TOO_LONG, kind, subject, key, detail, repairable=False)
+
+
+def kept_by(seen: KeyFacts, alive: KeyFacts, bounds: Bounds) -> int | None:
+    """The retention in seconds by which an owner keeps what it writes, None for one that is not known to live.
+
+    A heartbeat gives ``seen`` the retention and ``alive`` the lease; by the rest of the lease one knows how long ago.
+    What a lease of another length could explain is no difference.
+    """
+    if alive.ttl_ms < 0 or seen.ttl_ms < 0:
+        return None
+    told_ms, lease_ms = bounds.retention * 1000, bounds.lease * 1000
+    if -ROUNDING_MS <= told_ms - seen.ttl_ms <= 2 * lease_ms + told_ms / 100:
+        return bounds.retention
+    return round((seen.ttl_ms + max(0.0, lease_ms - alive.ttl_ms)) / 1000)
+
+
+def check_retention(key: str, kept: int, bounds: Bounds) -> Iterator[Finding]:
+    """A living owner's retention, which its ``seen`` key shows."""
+    if kept != bounds.retention:
+        yield Finding(rules.RETENTION_DIFFERS, "key", key, key, _told_another(kept, bounds), repairable=False)
+
+
+def _told_another(kept: int, bounds: Bounds) -> str:
+    told = f"this command was told {bounds.retention} s"
+    return f"replicas here keep runs for {kept} s, {told}: set DIFY_AGENT_RUN_RETENTION_SECONDS"
+
+
+def refuse_doubtful(findings: Sequence[Finding], bounds: Bounds) -> list[Finding]:
+    """The findings, without those repairs that would rely on a retention which something here speaks against."""
+    why = _doubt(findings, bounds)
+    if why is None:
+        return list(findings)
+    return [
+        replace(item, repairable=False, detail=f"{item.detail}; not repaired: {why}")
+        if item.repairable and _depends_on_retention(item)
+        else item
+        for item in findings
+    ]
+
+
+def _doubt(findings: Sequence[Finding], bounds: Bounds) -> str | None:
+    if others := bounds.in_use - {bounds.retention}:
+        return _told_another(max(others), bounds)
+    if any(item.rule is rules.TTL_TOO_LONG for item in findings):
+        told = f"this command was told {bounds.retention} s"
+        return f"keys here are kept for longer, {told}: set DIFY_AGENT_RUN_RETENTION_SECONDS"
+    return None
+
+
+def _depends_on_retention(item: Finding) -> bool:
+    if item.rule is rules.TTL_MISSING:
+        return not is_lease(item)
+    return item.rule is rules.OWNER_MISSING
+
+
+def is_lease(item: Finding) -> bool:
+    """Whether the finding is about an owner's lease."""
+    return item.kind == "key" and item.key.endswith(":alive")
 
 
 def _check_drift(facts: RunFacts) -> Iterator[Finding]:
@@ -171,7 +239,7 @@ def _check_owner(facts: RunFacts, bounds: Bounds) -> Iterator[Finding]:
         if not facts.lost_owner_names_it:
             ttl_ms = facts.keys[_key(facts, 0)].ttl_ms
             untouched = 0 <= ttl_ms <= bounds.untouched_ms
-            detail = f"last touched {bounds.retention - ttl_ms / 1000:.0f} s ago" if ttl_ms >= 0 else "no owner key"
+            detail = f"last touched {bounds.kept - ttl_ms / 1000:.0f} s ago" if ttl_ms >= 0 else "no owner key"
             yield _of_run(facts, rules.OWNER_MISSING, owner_key, detail, repairable=untouched)
     elif facts.owner_of_record is None:
         yield _of_run(facts, rules.OWNER_UNREADABLE, owner_key, f"{len(facts.owner_text)} bytes")
@@ -213,7 +281,7 @@ def check_claim(facts: ClaimFacts, bounds: Bounds) -> list[Finding]:
         return found
     if facts.run_id is None:
         return [*found, _of_claim(facts, rules.CLAIM_UNREADABLE, f"type {facts.key.type}")]
-    age = bounds.retention - facts.key.ttl_ms / 1000
+    age = bounds.kept - facts.key.ttl_ms / 1000
     if not facts.has_run and age > CLAIM_SECONDS:
         found.append(_of_claim(facts, rules.CLAIM_WITHOUT_RUN, f"run {facts.run_id}, claimed {age:.0f} s ago"))
     return found

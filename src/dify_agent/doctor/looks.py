@@ -88,6 +88,17 @@ class Looks:
         has_run = await self.present([self._keys.record(claim.run_id or "") for claim in found])
         return [replace(claim, has_run=present) for claim, present in zip(found, has_run, strict=True)]
 
+    async def owners(self) -> dict[str, tuple[KeyFacts, KeyFacts]]:
+        """Of each listed owner, what its ``seen`` and its ``alive`` key are."""
+        cursor = b""
+        found: dict[str, tuple[KeyFacts, KeyFacts]] = {}
+        while cursor != b"0":
+            cursor, owners = await self.members(self._keys.owners, cursor or b"0")
+            names = [name for owner in owners for name in (self._keys.seen(owner), self._keys.alive(owner))]
+            facts = await self.keys(names)
+            found.update(zip(owners, zip(facts[::2], facts[1::2], strict=True), strict=True))
+        return found
+
     async def _run(self, run_id: str, reply: Reply) -> RunFacts:
         if isinstance(reply, Exception):
             raise reply

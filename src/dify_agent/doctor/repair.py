@@ -1,7 +1,7 @@
 """The defined repairs. Each looks again first, and what it writes is guarded by the server or harmless to repeat.
 
-None of them deletes an event, ends a run, or touches a run that somebody executes: a run that nobody would judge is
-handed to the reapers, which give their verdict under their own rule.
+None of them deletes an event, ends a run, shortens a TTL, or touches a run that somebody executes: a run that nobody
+would judge is handed to the reapers, which give their verdict under their own rule.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from dify_agent.doctor import rules
-from dify_agent.doctor.checks import Bounds, Finding, ends_clearly
+from dify_agent.doctor.checks import Finding, ends_clearly, is_lease
 from dify_agent.doctor.facts import TERMINAL_STATUS, RunFacts
 from dify_agent.doctor.keyspace import KeyspaceReader
 from dify_agent.doctor.looks import Looks
@@ -25,22 +25,22 @@ from dify_agent.store.keys import Keys
 NOBODY: Final = "doctor"
 """An owner that never lived, for runs that have none: reapers find it without a lease and judge what it has."""
 
-_ORDER: Final = (rules.TTL_MISSING, rules.TTL_TOO_LONG, rules.TTL_DRIFT)
+_ORDER: Final = (rules.TTL_MISSING, rules.TTL_DRIFT)
 """TTLs are levelled last, to what the others have made of them."""
 
 _log = structlog.get_logger()
 
 
 class Repairs:
-    """Mends what can be mended.
+    """Mends what can be mended of what ``scan`` has found.
 
     Every method raises `StoreUnavailableError` when the store does not answer; what was done before stands.
     """
 
-    def __init__(self, keyspace: KeyspaceReader, keys: Keys, bounds: Bounds) -> None:
+    def __init__(self, keyspace: KeyspaceReader, keys: Keys, scan: Scan) -> None:
         self._keyspace = keyspace
         self._keys = keys
-        self._bounds = bounds
+        self._scan = scan
         self._looks = Looks(keyspace, keys)
         self._repairs: dict[str, Callable[[Finding], Awaitable[None]]] = {
             rules.RECORD_RUNNING.id: self._rewrite_record,
@@ -52,36 +52,30 @@ class Repairs:
             rules.OWNER_UNLISTED.id: self._enlist,
             rules.SET_DANGLING.id: self._drop_member,
             rules.TTL_MISSING.id: self._give_ttl,
-            rules.TTL_TOO_LONG.id: self._shorten_ttl,
             rules.TTL_DRIFT.id: self._level_ttls,
         }
 
-    async def apply(self, findings: Sequence[Finding], scan: Scan) -> list[Finding]:
+    async def apply(self, findings: Sequence[Finding]) -> list[Finding]:
         """Repair what is repairable, then look again; returns the findings that are gone."""
         mended = [item for item in findings if item.repairable]
         for item in sorted(mended, key=lambda item: _ORDER.index(item.rule) if item.rule in _ORDER else -1):
             await self._repairs[item.rule.id](item)
-        left = {item.place for item in await scan.confirm(mended)}
+        left = {item.place for item in await self._scan.confirm(mended)}
         return [item for item in mended if item.place not in left]
 
     async def _give_ttl(self, finding: Finding) -> None:
         # A living owner renews its lease at once and for its own time.
-        seconds = self._bounds.retention
-        if finding.kind == "key" and finding.key.endswith(":alive"):
-            seconds = max(1, round(self._bounds.lease))
+        bounds = self._scan.bounds
+        seconds = max(1, round(bounds.lease)) if is_lease(finding) else bounds.kept
         await self._send(Command(b"EXPIRE", (finding.key, seconds, "NX")))
         await self._level_ttls(finding)
 
-    async def _shorten_ttl(self, finding: Finding) -> None:
-        await self._send(Command(b"EXPIRE", (finding.key, self._bounds.retention, "LT")))
-        await self._level_ttls(finding)
-
     async def _level_ttls(self, finding: Finding) -> None:
-        """To the longest of the run's that is within the retention; the others' own findings deal with the rest."""
+        """To the longest of the run's, also where that is too long: whatever is kept of a run is kept as a whole."""
         if finding.kind != "run":
             return
-        facts, most = await self._run(finding), self._bounds.retention * 1000
-        longest = max((found.ttl_ms for found in facts.keys.values() if found.ttl_ms <= most), default=0)
+        facts = await self._run(finding)
+        longest = max(found.ttl_ms for found in facts.keys.values())
         if longest > 0:
             await self._send(*(Command(b"PEXPIRE", (key, longest, "GT")) for key in facts.keys))
 
@@ -105,20 +99,17 @@ class Repairs:
         record = facts.record
         if record is None or record.status != "running":
             return
-        arguments = (facts.record_text or b"", self._bounds.untouched_ms)
+        arguments = (facts.record_text or b"", self._scan.bounds.untouched_ms)
         (alone,) = await self._send(ReadOnlyCall(ADOPT, self._keys.run(facts.run_id), arguments))
         if alone == 1:
             await self._put_into_set(NOBODY, facts.run_id)
 
     async def _put_into_set(self, owner_id: str, run_id: str) -> None:
         # The set first: a reaper takes an owner whose set is empty out of the list.
-        owned, owners, retention = self._keys.runs(owner_id), self._keys.owners, self._bounds.retention
-        await self._send(
-            Command(b"SADD", (owned, run_id)),
-            Command(b"EXPIRE", (owned, retention)),
-            Command(b"SADD", (owners, owner_id)),
-            Command(b"EXPIRE", (owners, retention)),
-        )
+        sets = (self._keys.runs(owner_id), run_id), (self._keys.owners, owner_id)
+        for key, member in sets:
+            ttl = (Command(b"EXPIRE", (key, self._scan.bounds.kept, only)) for only in ("NX", "GT"))
+            await self._send(Command(b"SADD", (key, member)), *ttl)
 
     async def _rewrite_record(self, finding: Finding) -> None:
         facts = await self._run(finding)

@@ -3,19 +3,53 @@
 import json
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
-from dify_agent.doctor.checks import Finding
+from dify_agent.doctor.checks import Bounds, Finding
 from dify_agent.doctor.rules import RULES
 from dify_agent.doctor.scan import ScanResult
+from dify_agent.store.advice import EVICTION, NO_EVICTION
+
+NOTHING_THERE: Final = (
+    "nothing under this prefix: is DIFY_AGENT_REDIS_PREFIX that of the replicas? Is DIFY_AGENT_REDIS_URL their store?"
+)
 
 
-def as_json(result: ScanResult, repaired: Collection[Finding]) -> str:
-    """One object: ``counts``, ``findings``, ``remaining``."""
-    findings = [_members(item, item in repaired) for item in result.findings]
-    remaining = len(result.findings) - len(repaired)
-    return json.dumps({"counts": asdict(result.counts), "remaining": remaining, "findings": findings})
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What was looked at."""
+
+    store: str
+    """Its URL, without a login."""
+    prefix: str
+    bounds: Bounds
+    maxmemory_policy: str | None = None
+    """By which the server deletes keys when its memory is full; None: it does not, or does not say."""
+
+
+def as_json(examined: Examined, result: ScanResult, repaired: Collection[Finding]) -> str:
+    """One object: what was looked at, ``notes``, ``counts``, ``findings``, ``remaining``."""
+    return json.dumps(
+        {
+            "store": examined.store,
+            "prefix": examined.prefix,
+            "retention_seconds": examined.bounds.retention,
+            "lease_seconds": examined.bounds.lease,
+            "notes": list(_notes(examined, result)),
+            "counts": asdict(result.counts),
+            "remaining": len(result.findings) - len(repaired),
+            "findings": [_members(item, item in repaired) for item in result.findings],
+        }
+    )
+
+
+def _notes(examined: Examined, result: ScanResult) -> Iterator[str]:
+    """What an operator should know and what is no broken rule."""
+    if examined.maxmemory_policy is not None:
+        yield f"{EVICTION} (maxmemory-policy {examined.maxmemory_policy}): {NO_EVICTION}"
+    if not result.counts.keys:
+        yield NOTHING_THERE
 
 
 def _members(item: Finding, repaired: bool) -> dict[str, Any]:
@@ -32,12 +66,16 @@ def _members(item: Finding, repaired: bool) -> dict[str, Any]:
     }
 
 
-def as_text(result: ScanResult, repaired: Collection[Finding]) -> str:
-    """A line per finding, then what each broken rule means and what to do, then the sum."""
-    return "\n".join(_lines(result, repaired))
+def as_text(examined: Examined, result: ScanResult, repaired: Collection[Finding]) -> str:
+    """What was looked at, a line per finding, then what each broken rule means and what to do, then the sum."""
+    return "\n".join(_lines(examined, result, repaired))
 
 
-def _lines(result: ScanResult, repaired: Collection[Finding]) -> Iterator[str]:
+def _lines(examined: Examined, result: ScanResult, repaired: Collection[Finding]) -> Iterator[str]:
+    bounds = examined.bounds
+    where = f"store {_plain(examined.store)}, prefix {_plain(examined.prefix)}"
+    yield f"{where}, retention {bounds.retention} s, lease {bounds.lease:g} s"
+    yield from (f"note: {note}" for note in _notes(examined, result))
     for item in result.findings:
         mark = "repaired" if item in repaired else item.rule.severity
         yield f"{mark:<8} {item.rule.id:<20} {_plain(item.key)}: {_plain(item.detail)}"
@@ -51,7 +89,8 @@ def _lines(result: ScanResult, repaired: Collection[Finding]) -> Iterator[str]:
             yield f"  --repair ({repairable}): {rule.repair}."
     counts = result.counts
     seen = f"{counts.runs} runs, {counts.events} events, {counts.owners} owners, {counts.claims} claims"
-    yield f"{'' if not result.findings else chr(10)}{seen}: {_sum(len(left), len(repaired))}"
+    sum_ = _sum(len(left), len(repaired)) if counts.keys else "nothing to examine"
+    yield f"{chr(10) if result.findings else ''}{seen}: {sum_}"
 
 
 def _sum(left: int, repaired: int) -> str:

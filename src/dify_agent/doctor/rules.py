@@ -201,8 +201,17 @@ TTL_TOO_LONG: Final = _rule(
         "ttl-too-long",
         "warning",
         "A key outlives the retention: written under a longer one, or by another program.",
-        "Check that all replicas, and this command, have the same DIFY_AGENT_RUN_RETENTION_SECONDS.",
-        "shortens its TTL to the retention, and lengthens those of a run's other keys to the same",
+        "It expires by itself, and nothing that may be wanted is cut short. If the replicas have another "
+        "DIFY_AGENT_RUN_RETENTION_SECONDS than this command, give it theirs and look again.",
+    )
+)
+RETENTION_DIFFERS: Final = _rule(
+    Rule(
+        "retention-differs",
+        "warning",
+        "A living replica keeps runs for another time than this command was told.",
+        "Give all replicas and this command the same DIFY_AGENT_RUN_RETENTION_SECONDS. Until then no repair is made "
+        "that depends on it.",
     )
 )
 TTL_DRIFT: Final = _rule(

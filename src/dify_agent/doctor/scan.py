@@ -12,7 +12,17 @@ from typing import Final
 
 import trio
 
-from dify_agent.doctor.checks import Bounds, Finding, check_claim, check_member, check_run, check_ttl
+from dify_agent.doctor.checks import (
+    Bounds,
+    Finding,
+    check_claim,
+    check_member,
+    check_retention,
+    check_run,
+    check_ttl,
+    kept_by,
+    refuse_doubtful,
+)
 from dify_agent.doctor.facts import KeyFacts
 from dify_agent.doctor.keyspace import KeyspaceReader, pattern_of, scan_page
 from dify_agent.doctor.looks import Looks
@@ -72,7 +82,10 @@ class Scan:
         self.looks = Looks(keyspace, keys)
         self._keyspace = keyspace
         self._keys = keys
-        self._bounds = bounds
+        self.bounds = bounds
+        """Known in full when `run` or `confirm` has begun: with the retentions that living owners show."""
+        self._living: dict[str, int] = {}
+        """Living owners and their retentions."""
         self._recheck_seconds = recheck_seconds
         self._names = _Classifier(keys)
         self._counts = Counts()
@@ -84,17 +97,22 @@ class Scan:
             StoreUnavailableError: the store did not answer all of it.
         """
         first: dict[tuple[str, str, str], Finding] = {}
+        await self._see_owners()
         for server in await self._keyspace.servers():
             await self._walk(server, lambda found: first.update((item.place, item) for item in found))
         counts = replace(self._counts, suspicions=len(first))
         if first:
             await trio.sleep(self._recheck_seconds)
         found = await self.confirm(first.values())
-        return ScanResult(sorted(found, key=lambda item: item.place), counts)
+        found = refuse_doubtful(sorted(found, key=lambda item: item.place), self.bounds)
+        return ScanResult(found, counts)
 
     async def confirm(self, findings: Iterable[Finding]) -> list[Finding]:
         """Look again at what these findings are about; those of them that are found again, as they are now."""
         wanted = {item.place: item for item in findings}
+        if not wanted:
+            return []
+        await self._see_owners()
         again: dict[tuple[str, str, str], Finding] = {}
 
         def note(found: Iterable[Finding]) -> None:
@@ -108,6 +126,12 @@ class Scan:
         await self._each(by_kind.get("claim", ()), KEYS_AT_ONCE, self._claims, note)
         await self._still_members(by_kind.get("member", ()), note)
         return list(again.values())
+
+    async def _see_owners(self) -> None:
+        seen = await self.looks.owners()
+        kept = {owner: kept_by(*facts, self.bounds) for owner, facts in seen.items()}
+        self._living = {owner: seconds for owner, seconds in kept.items() if seconds is not None}
+        self.bounds = replace(self.bounds, in_use=frozenset(self._living.values()))
 
     async def _still_members(self, findings: Sequence[Finding], note: Callable[[Iterable[Finding]], None]) -> None:
         by_set: dict[tuple[str, str], list[str]] = {}
@@ -164,13 +188,17 @@ class Scan:
     async def _runs(self, run_ids: Sequence[str]) -> list[Finding]:
         looked = await self.looks.runs(run_ids)
         self._counts.events += sum(facts.log.length for facts in looked)
-        return [finding for facts in looked for finding in check_run(facts, self._bounds)]
+        return [finding for facts in looked for finding in check_run(facts, self.bounds)]
 
     async def _owner_keys(self, names: Sequence[str]) -> list[Finding]:
         found: list[Finding] = []
         for name, facts in zip(names, await self.looks.keys(names), strict=True):
-            found += check_ttl("key", name, name, facts, self._bounds)
+            owner = self._names.owner_of(name)
+            renewed = owner in self._living if owner else bool(self._living)
+            found += check_ttl("key", name, name, facts, self.bounds, renewed=renewed)
             found += self._owner_type(name, facts)
+            if owner in self._living and name == self._keys.seen(owner):
+                found += check_retention(name, self._living[owner], self.bounds)
         return found
 
     def _owner_type(self, name: str, facts: KeyFacts) -> Iterator[Finding]:
@@ -179,7 +207,7 @@ class Scan:
             yield Finding(WRONG_TYPE, "key", name, name, f"type {facts.type}", repairable=False)
 
     async def _claims(self, names: Sequence[str]) -> list[Finding]:
-        return [finding for facts in await self.looks.claims(names) for finding in check_claim(facts, self._bounds)]
+        return [finding for facts in await self.looks.claims(names) for finding in check_claim(facts, self.bounds)]
 
     async def _owned(self, owner_id: str, set_key: str, note: Callable[[Iterable[Finding]], None]) -> None:
         cursor = b""
@@ -206,6 +234,11 @@ class _Classifier:
         self._run = re.compile(rf"{prefix}:runs:\{{(.+)\}}:(record|events|owner|cancel-intent)", re.DOTALL)
         self._owner = re.compile(rf"{prefix}:owners:\{{(.+)\}}:(alive|seen|runs|inbox|doorbell)", re.DOTALL)
         self._claim = re.compile(rf"{prefix}:idempotency:\{{.+\}}", re.DOTALL)
+
+    def owner_of(self, key: str) -> str:
+        """Whose key it is; empty for the list of all owners."""
+        owner = self._owner.fullmatch(key)
+        return owner[1] if owner else ""
 
     def sort(self, keys: Sequence[str]) -> _Names:
         names = _Names()

@@ -13,8 +13,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from dify_agent.http.errors import HttpError
-from dify_agent.http.json_bounds import MAX_SEPARATORS, has_more_separators, infinity_offset, is_deeper, line_start
+from dify_agent.http.json_bounds import MAX_SEPARATORS, infinity_offset, is_deeper, line_start
 from dify_agent.http.members import MAX_MEMBERS, MEMBER_BYTES, has_more_members
+from dify_agent.protocol.separators import has_more_separators
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -65,7 +66,7 @@ def parse_body(raw: bytes, content_type: str | None) -> Any:
     if content_type is None or not _JSON_TYPE.match(content_type):
         return NotJson(_decode(raw))
     text = raw.removeprefix(_BOM)
-    if len(text) > MAX_SEPARATORS and has_more_separators(text, MAX_SEPARATORS):
+    if has_more_separators(text, MAX_SEPARATORS):
         raise _json_invalid(len(text), "too many values")
     try:
         value = _parse(text)

@@ -6,18 +6,13 @@ time. The parser itself is one such call, and its time goes with the number of v
 """
 
 import re
-from collections.abc import Iterator
 from typing import Any, Final
+
+from dify_agent.protocol.separators import OPENING, count_marks, slices
 
 MAX_SEPARATORS: Final = 2_000_000
 """Commas and opening brackets outside strings, which are about as many as there are values. Parsing and validating so
 many takes one to three seconds, depending on what they are (measured); 64 MiB could hold thirty times as many."""
-
-_SLICE: Final = 1024 * 1024
-_OPENING: Final = (b"[", b"{")
-_SEPARATORS: Final = (b",", *_OPENING)
-_TOKENS: Final = re.compile(rb'"(?>[^"\\]+|\\.)*+"?|[^"]{1,65536}', re.DOTALL)
-"""A string, or what lies between strings. Atomic and possessive, because a string may have 30 million escapes."""
 
 _DIGITS: Final = 200
 """A number of fewer digits and without an exponent of three is within the range of a double, whose end has 309."""
@@ -27,34 +22,12 @@ _SIGNS_OF_HUGE: Final = (b"0" * _DIGITS, b"e000", b"e+000")
 _HUGE: Final = re.compile(rb"[0-9][eE]\+?0*[1-9][0-9]{2}|(?<![0-9])[0-9]{200}")
 
 
-def _slices(text: bytes) -> Iterator[tuple[int, int]]:
-    return ((start, start + _SLICE) for start in range(0, len(text), _SLICE))
-
-
-def _count(text: bytes, marks: tuple[bytes, ...]) -> int:
-    return sum(text.count(mark, *bounds) for bounds in _slices(text) for mark in marks)
-
-
-def has_more_separators(text: bytes, limit: int) -> bool:
-    """Whether ``text`` has more than ``limit`` commas and opening brackets outside its strings."""
-    if _count(text, _SEPARATORS) <= limit:
-        return False
-    found = 0
-    for match in _TOKENS.finditer(text):
-        token = match[0]
-        if not token.startswith(b'"'):
-            found += sum(map(token.count, _SEPARATORS))
-            if found > limit:
-                return True
-    return False
-
-
 def is_deeper(text: bytes, value: Any, levels: int) -> bool:
     """Whether ``value``, parsed from ``text``, nests containers deeper than ``levels``.
 
     The parser refuses that by itself, but for an empty innermost container.
     """
-    if _count(text, _OPENING) <= levels:
+    if count_marks(text, OPENING) <= levels:
         return False
     layer = [value]
     for _ in range(levels):
@@ -69,7 +42,7 @@ def infinity_offset(text: bytes, value: Any) -> int | None:
     """Where ``text`` has a number beyond the range of a double; None when its ``value`` holds no infinity."""
     if not _may_be_huge(text) or not _has_infinity(value):
         return None
-    for start, end in _slices(text):
+    for start, end in slices(text):
         match = _HUGE.search(text, start, end + _OVERLAP)
         if match is not None:
             return match.start()
@@ -78,7 +51,7 @@ def infinity_offset(text: bytes, value: Any) -> int | None:
 
 def _may_be_huge(text: bytes) -> bool:
     """Whether there are very many digits in a row, or an exponent of three. Cheaper than walking the value: a tenth."""
-    for start, end in _slices(text):
+    for start, end in slices(text):
         plain = text[start : end + _OVERLAP].translate(_PLAIN)
         if any(sign in plain for sign in _SIGNS_OF_HUGE):
             return True
@@ -102,7 +75,7 @@ def _has_infinity(value: Any) -> bool:
 def line_start(text: bytes, line: int) -> int:
     """The offset at which a line begins; the first is 1."""
     missing, start = line - 1, 0
-    for begin, end in _slices(text):
+    for begin, end in slices(text):
         breaks = text.count(b"\n", begin, end)
         if breaks >= missing:
             start = begin

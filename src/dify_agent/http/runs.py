@@ -59,6 +59,7 @@ class RunRoutes:
         """``POST /runs``."""
         body = await self._read(CreateRunRequest)
         if self._service.draining:
+            self._metrics.create_refused("draining")
             raise SchedulerStoppingError  # wins over everything beyond the schema (protocol 1.3)
         if self._is_blank(body):
             raise HttpError(422, EMPTY_PROMPT)

@@ -2,24 +2,25 @@
 
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx2
-import trio
 
-CLOSE_SECONDS: Final = 2.0
-MAX_ERROR_CHARS: Final = 2000
-"""Of a text that a service states an error with: a proxy may answer with a page."""
+from dify_agent.backends.replies import ReplyBody
+
+MAX_REPLY_VALUES: Final = 100_000
+"""Commas and opening brackets outside strings, of one JSON text: parsing and validating so many values takes up to a
+tenth of a second, in which nothing else happens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The head of a reply, and its body piece by piece, decompressed."""
+    """The head of a reply, and its body piece by piece."""
 
     status: int
-    chunks: AsyncIterator[bytes]
+    chunks: ReplyBody
 
     @property
     def is_success(self) -> bool:
@@ -39,6 +40,10 @@ class Reply:
                 break
         return bytes(body)
 
+    async def read_error(self) -> bytes:
+        """The body of an error, as far as it is of use in a text; see `dify_agent.backends.replies`."""
+        return await self.chunks.read_error()
+
 
 def json_bytes(value: Any) -> bytes:
     """``value`` as compact JSON in UTF-8.
@@ -54,7 +59,7 @@ async def posted(
     client: httpx2.AsyncClient, url: str, content: bytes, headers: Mapping[str, str] | None = None
 ) -> AsyncIterator[Reply]:
     """Send ``content``, which is JSON; yields when the head of the reply is there. Leaving closes a reply that was not
-    read to its end, and waits for that at most `CLOSE_SECONDS`.
+    read to its end, which is bounded and raises nothing.
 
     Raises:
         httpx2.RequestError: the transport failed.
@@ -64,14 +69,8 @@ async def posted(
         "POST", url, content=content, headers={"Content-Type": "application/json", **(headers or {})}
     )
     response = await client.send(request, stream=True)
-    chunks = response.aiter_bytes()
+    chunks = ReplyBody(response)
     try:
         yield Reply(response.status_code, chunks)
     finally:
-        with trio.move_on_after(CLOSE_SECONDS, shield=True):
-            await response.aclose()
-            # Leaving early leaves the library's generators suspended in one another. They end with the error of a
-            # closed reply; left to the collector, each would warn.
-            with suppress(Exception):
-                while True:
-                    await anext(chunks)
+        await chunks.aclose()

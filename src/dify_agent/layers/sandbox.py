@@ -40,8 +40,9 @@ class ScriptResult:
     incomplete: Literal["output_limit", "timeout"] | None = None
     """Why it was stopped; None when it ended by itself, and ``stdout`` is everything."""
     stderr_tail: str = ""
-    """The last 2 KiB or so, for error texts that callers see: the Agent Stub's token and what matches the redact
-    patterns are replaced before it is cut. Empty where the sandbox keeps stderr to itself."""
+    """The last 2 KiB or so, at least 1 KiB where more was cut off, for error texts that callers see: the Agent Stub's
+    token and what matches the redact patterns are replaced before it is cut. Empty where the sandbox keeps stderr to
+    itself."""
 
 
 class SandboxLayer(

@@ -66,6 +66,7 @@ class _Segment:
         self._batch = batch
         self._indices = indices
         self._outcomes = outcomes
+        self._unreported: list[int] = []
         self._bell = trio.Event()
         self._slots = trio.Semaphore(run.request.tool_concurrency)
 
@@ -109,12 +110,13 @@ class _Segment:
 
     async def _report(self) -> None:
         """Emit results as they become ready; those of one wake-up in call order."""
-        waiting = set(self._indices)
+        waiting = len(self._indices)
         while waiting:
             await self._bell.wait()
             self._bell = trio.Event()
-            for index in sorted(waiting & self._outcomes.keys()):
-                waiting.discard(index)
+            ready, self._unreported = sorted(self._unreported), []
+            waiting -= len(ready)
+            for index in ready:
                 outcome = self._outcomes[index]
                 if isinstance(outcome, Broken):
                     raise outcome.error
@@ -138,4 +140,5 @@ class _Segment:
 
     def _finish(self, index: int, outcome: Outcome) -> None:
         self._outcomes[index] = outcome
+        self._unreported.append(index)
         self._bell.set()

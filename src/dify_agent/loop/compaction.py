@@ -18,11 +18,18 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from dify_agent.loop.transcript import estimate, pieces_of
+from dify_agent.errors import Reason, RunFailedError
+from dify_agent.loop.pace import Pace
+from dify_agent.loop.texts import too_long_to_summarise
+from dify_agent.loop.transcript import TooManyPiecesError, estimate, pieces_of
 
 CLEARED: Final = "[tool result cleared]"
 KEPT_RESULTS: Final = 3
 KEPT_MESSAGES: Final = 20
+MAX_SUMMARIES: Final = 100
+"""Requests that one compaction may make, a fifth of what a run has. A piece is half of the budget, so what is old may
+be 50 times as long as what the model can read: enough for a session that moves to a model with a short window, and a
+window of a few tokens, set by mistake, does not cost 500 requests."""
 SUMMARY_PREFIX: Final = "Summary of previous conversation:"
 
 SUMMARY_TASK: Final = (
@@ -41,28 +48,32 @@ async def compacted(messages: Sequence[ModelMessage], budget: int, summarise: Su
     does. The given messages are not changed, and the last one is always kept whole.
 
     Raises:
+        RunFailedError: it would take more than `MAX_SUMMARIES` summaries; none was asked for.
         Exception: what ``summarise`` raised.
     """
-    if estimate(messages) <= budget:
+    pace = Pace()
+    if await estimate(messages, pace) <= budget:
         return None
-    cleared = clear_results(messages)
-    if estimate(cleared) <= budget:
+    cleared = await clear_results(messages, pace)
+    if await estimate(cleared, pace) <= budget:
         return cleared
-    return await _summarised(cleared, budget, summarise) or cleared
+    return await _summarised(cleared, budget, summarise, pace) or cleared
 
 
-def clear_results(messages: Sequence[ModelMessage]) -> list[ModelMessage]:
+async def clear_results(messages: Sequence[ModelMessage], pace: Pace) -> list[ModelMessage]:
     """The history without old tool results. The newest few stay, and those of the last message, which the model has not
     seen yet; calls and their arguments stay all."""
     kept = KEPT_RESULTS
     changed = list(messages)
     for index in range(len(changed) - 1, -1, -1):
         message = changed[index]
+        await pace.step()
         if not isinstance(message, ModelRequest):
             continue
         parts = list(message.parts)
         for place in range(len(parts) - 1, -1, -1):
             part = parts[place]
+            await pace.step()
             if not isinstance(part, ToolReturnPart):
                 continue
             if kept > 0 or index == len(changed) - 1:
@@ -86,7 +97,9 @@ def _cleared(part: ToolReturnPart) -> ToolReturnPart:
     )
 
 
-async def _summarised(messages: list[ModelMessage], budget: int, summarise: Summarise) -> list[ModelMessage] | None:
+async def _summarised(
+    messages: list[ModelMessage], budget: int, summarise: Summarise, pace: Pace
+) -> list[ModelMessage] | None:
     """First user message, summary, newest messages; None when there is nothing to summarise."""
     start = _tail_start(messages)
     head: list[ModelMessage] = []
@@ -98,14 +111,19 @@ async def _summarised(messages: list[ModelMessage], budget: int, summarise: Summ
             head = [replace(message, parts=[prompt])]
             old[index] = replace(message, parts=[part for part in message.parts if part is not prompt])
             break
-    pieces = list(pieces_of(old, budget))
-    if not pieces or not any(_is_news(message) for message in old):
+    if not any(_is_news(message) for message in old):
         return None
+    try:
+        pieces = await pieces_of(old, budget, MAX_SUMMARIES, pace)
+    except TooManyPiecesError:
+        raise RunFailedError(too_long_to_summarise(MAX_SUMMARIES), reason=Reason.HISTORY_TOO_LONG) from None
     summary = ""
     for piece in pieces:
         summary = _text(await summarise(_question(summary, piece)))
         if not summary:
             return None  # a model that has nothing to say must not cost the run its history
+    if not summary:
+        return None
     content = f"{SUMMARY_PREFIX}\n\n{summary}"
     return [*head, ModelRequest(parts=[SystemPromptPart(content)]), *messages[start:]]
 

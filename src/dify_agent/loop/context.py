@@ -6,6 +6,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import ModelRequestParameters
 
 from dify_agent.loop.compaction import compacted
+from dify_agent.loop.limits import add_usage, storable_usage
 from dify_agent.loop.state import Run
 from dify_agent.loop.timeouts import RequestTimeouts
 
@@ -16,7 +17,7 @@ async def fit_context(run: Run) -> None:
     Raises:
         UsageLimitExceeded: the summaries have used the request limit up.
         ModelAPIError: the model failed to summarise, or took longer than the settings allow.
-        RunFailedError: likewise.
+        RunFailedError: likewise, or the history is too long to be summarised.
     """
     budget = run.request.context_budget
     if budget is None:
@@ -37,6 +38,6 @@ async def _summarise(run: Run, messages: list[ModelMessage]) -> ModelResponse:
         response = await model.request(messages, run.settings, ModelRequestParameters())
     timeouts.check()
     assert response is not None
-    run.capture.usage.incr(response.usage)
+    add_usage(run.capture.usage, storable_usage(response.usage))
     run.capture.usage.requests += 1
     return response

@@ -19,6 +19,7 @@ from pydantic_ai.messages import (
 
 from dify_agent.loop import texts
 from dify_agent.loop.history import Answers, Handle, Send, start
+from dify_agent.loop.limits import refuse_too_many
 from dify_agent.loop.port import Capture, EventSink, LoopRequest, LoopResult
 from dify_agent.loop.retries import OUTPUT_RETRIES
 from dify_agent.loop.round import Final, ToolRound
@@ -40,7 +41,8 @@ async def run_agent_loop(request: LoopRequest, *, sink: EventSink, capture: Capt
         UsageLimitExceeded: the run reached its request limit.
         UnexpectedModelBehavior: retries are spent, or the response is not usable; also its subclasses.
         ModelAPIError: the provider failed.
-        RunFailedError: the response stream was cut (reason ``incomplete_stream``).
+        RunFailedError: the response stream was cut (reason ``incomplete_stream``), a response has too many tool calls
+            (``too_many_tool_calls``), or the history is too long to be summarised (``history_too_long``).
         Exception: what a tool, a check of arguments or the sink raised; always itself, never in a group.
         trio.Cancelled: also when a tool swallowed it.
     """
@@ -72,6 +74,7 @@ async def _handle(run: Run, step: Handle) -> Final | ModelRequest:
 async def _answer_calls(run: Run, calls: Sequence[ToolCallPart], answers: Answers | None) -> Final | ModelRequest:
     parts: list[ModelRequestPart] = []
     try:
+        refuse_too_many(len(calls))  # those of a history; a stream is cut before
         final = await ToolRound(run, await run.tools(), calls, answers, parts).process()
     except BaseException:
         # Also when it is empty: it tells the next run that these calls will not be answered. Nothing here waits.

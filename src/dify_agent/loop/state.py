@@ -21,10 +21,15 @@ from pydantic_ai.settings import ModelSettings, merge_model_settings
 from pydantic_ai.tools import RunContext
 from pydantic_ai.usage import UsageLimits
 
+from dify_agent.loop.limits import add_usage, storable_usage
 from dify_agent.loop.port import Capture, EventSink, LoopRequest
 from dify_agent.loop.retries import OutputRetries, ToolRetries
 from dify_agent.loop.texts import cut_tool_call
 from dify_agent.loop.toolbox import Toolbox, build_toolbox
+
+EVENTS_PER_CHECKPOINT = 16
+"""A stream that never blocks, and a response of many calls, give way to other runs after so many events: 5 ms with the
+slowest adapter measured."""
 
 
 @dataclass(slots=True)
@@ -45,6 +50,7 @@ class Run:
     step: int = 0
     tool_retries: ToolRetries = field(default_factory=ToolRetries)
     output_retries: OutputRetries = field(default_factory=OutputRetries)
+    _emitted: int = 0
     _toolbox: Toolbox | None = None
     _parameters: ModelRequestParameters | None = None
 
@@ -59,9 +65,14 @@ class Run:
         return self.settings.get("max_tokens") if self.settings else None
 
     async def emit(self, event: AgentStreamEvent) -> None:
-        """Hand one event to the sink; a cancel that came meanwhile is noticed here."""
+        """Hand one event to the sink; a cancel that came meanwhile is noticed here. Gives way to other runs after
+        `EVENTS_PER_CHECKPOINT` events, whatever they tell of."""
         await self.sink(event)
-        await trio.lowlevel.checkpoint_if_cancelled()
+        self._emitted += 1
+        if self._emitted % EVENTS_PER_CHECKPOINT == 0:
+            await trio.lowlevel.checkpoint()
+        else:
+            await trio.lowlevel.checkpoint_if_cancelled()
 
     async def tools(self) -> Toolbox:
         """The tools of this run, prepared when they are first needed."""
@@ -96,7 +107,8 @@ class Run:
         self.stamp(response)
         response.model_id = response.model_id or self.request.model.model_id
         usage = self.capture.usage
-        usage.incr(response.usage)
+        response.usage = storable_usage(response.usage)
+        add_usage(usage, response.usage)
         if response.state == "complete" or response.parts:
             usage.requests += 1
         self.messages.append(response)

@@ -5,7 +5,7 @@ when it knows the text, and callers compare results with it.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 FINAL_RESULT_PROCESSED = "Final result processed."
 OUTPUT_REVOKED = "Output not used as the final result - addressing tool retries from this round first."
@@ -39,10 +39,27 @@ DEFERRAL_REFUSED = (
 DEFAULT_OUTPUT_DESCRIPTION = "The final response which ends this conversation"
 
 
+MAX_NAMES_CHARACTERS: Final = 4000
+"""Of tool names in one text. Sixty names of the longest kind fit; each unknown call of a response repeats them all."""
+
+
 def unknown_tool(name: str, available: Iterable[str]) -> str:
-    """What the model is told about a call of a tool that is not offered."""
-    names = ", ".join(repr(known) for known in sorted(available))
-    return f"Unknown tool name: {name!r}. " + (f"Available tools: {names}" if names else "No tools available.")
+    """What the model is told about a call of a tool that is not offered; names are cut at `MAX_NAMES_CHARACTERS`."""
+    told = name if len(name) <= MAX_NAMES_CHARACTERS else f"{name[:MAX_NAMES_CHARACTERS]}…"
+    names = _listed(map(repr, sorted(available)))
+    return f"Unknown tool name: {told!r}. " + (f"Available tools: {names}" if names else "No tools available.")
+
+
+def _listed(names: Iterable[str]) -> str:
+    """The names, or as many of them as fit, and an ellipsis."""
+    listed: list[str] = []
+    characters = 0
+    for name in names:
+        characters += len(name) + 2
+        if characters > MAX_NAMES_CHARACTERS:
+            return ", ".join([*listed, "…"])
+        listed.append(name)
+    return ", ".join(listed)
 
 
 def timed_out(seconds: float) -> str:
@@ -135,4 +152,21 @@ def too_many_neighbours(most: int) -> str:
     return (
         f"The message history has more than {most} requests in a row without a response, which no run leaves behind; "
         "the model was not asked. Send the snapshot of an earlier run unchanged, or start a new session."
+    )
+
+
+def too_long_to_summarise(most: int) -> str:
+    """Why a history is not compacted."""
+    return (
+        f"The message history is so long for the model that more than {most} requests would be needed to summarise "
+        "what is old; the model was not asked. Raise `context_window_tokens` of the model layer to what the model can "
+        "read (and leave room beside `max_tokens`), or start a new session."
+    )
+
+
+def too_many_calls(most: int) -> str:
+    """Why the calls of a response are not executed."""
+    return (
+        f"The model's response has more than {most} tool calls, so none of them was executed and the run fails. "
+        "Run it again; ask for less at once, or use a model that repeats itself less."
     )

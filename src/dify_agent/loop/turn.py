@@ -8,18 +8,16 @@ from typing import Any
 
 import trio
 from pydantic_ai.exceptions import UserError
-from pydantic_ai.messages import ModelMessage, ModelResponse, repair_messages
+from pydantic_ai.messages import ModelMessage, ModelResponse, PartStartEvent, ToolCallPart, repair_messages
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 
 from dify_agent.errors import Reason, RunFailedError
 from dify_agent.loop.context import fit_context
 from dify_agent.loop.history import Send, is_long
+from dify_agent.loop.limits import refuse_too_many
 from dify_agent.loop.state import Run, now
 from dify_agent.loop.texts import NOTHING_TO_SEND
 from dify_agent.loop.timeouts import RequestTimeouts
-
-EVENTS_PER_CHECKPOINT = 16
-"""A stream that never blocks gives way to other runs after so many events: 5 ms with the slowest adapter measured."""
 
 _REPORTS_ITS_END = frozenset({"anthropic", "google", "google-gla", "google-vertex", "google-cloud"})
 _REPORTS_ITS_END_MODULES = ("pydantic_ai.models.anthropic", "pydantic_ai.models.google")
@@ -33,7 +31,7 @@ async def request_model(run: Run, send: Send) -> ModelResponse:
     Raises:
         UserError: there is nothing to send, or the model cannot take it.
         UsageLimitExceeded: the request limit is reached; the request is in the history, unsent.
-        RunFailedError: the stream ended without the provider saying so.
+        RunFailedError: the stream ended without the provider saying so, or has too many tool calls.
         ModelAPIError: the provider failed, or took longer than the settings allow.
     """
     parameters = await _begin(run, send)
@@ -95,16 +93,20 @@ def _prepare(model: Model, messages: list[ModelMessage], parameters: ModelReques
 
 
 async def _forward(run: Run, stream: StreamedResponse, timeouts: RequestTimeouts) -> None:
-    """Hand every event to the sink."""
+    """Hand every event to the sink.
+
+    Raises:
+        RunFailedError: the response has too many tool calls; it is not read on.
+    """
     events = aiter(stream)
-    count = 0
+    calls = 0
     async with _closing(events):
         async for event in events:
             timeouts.pause()
+            if isinstance(event, PartStartEvent) and isinstance(event.part, ToolCallPart):
+                calls += 1
+                refuse_too_many(calls)
             await run.emit(event)
-            count += 1
-            if count % EVENTS_PER_CHECKPOINT == 0:
-                await trio.lowlevel.checkpoint()
             timeouts.resume()
 
 

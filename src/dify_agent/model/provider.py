@@ -16,6 +16,7 @@ from pydantic_ai.providers import Provider
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import RunContext
 
+from dify_agent.backends.pool import NOT_ENCODED, EncodedAnswerError, GuardedTransport
 from dify_agent.errors import ModelNotAllowedError
 
 TEST_MODEL: Final = "test"
@@ -76,10 +77,7 @@ class ModelRegistry:
 
 
 class PooledModel(WrapperModel):
-    """Says which setting to change when the process has no connection left for a request (decision R10).
-
-    The SDKs turn that into a time-out like any other.
-    """
+    """Says what went wrong below the SDKs, which turn it into a time-out or a lost connection like any other."""
 
     @asynccontextmanager
     async def request_stream(
@@ -92,7 +90,8 @@ class PooledModel(WrapperModel):
         """The wrapped model's stream.
 
         Raises:
-            ModelAPIError: as the wrapped model, and for want of a connection.
+            ModelAPIError: as the wrapped model, for want of a connection (decision R10), and when the answer is
+                compressed.
         """
         try:
             async with self.wrapped.request_stream(
@@ -100,21 +99,27 @@ class PooledModel(WrapperModel):
             ) as stream:
                 yield stream
         except ModelAPIError as error:
-            if not _wanted_connection(error):
+            message = _told(error)
+            if message is None:
                 raise
-            message = (
-                "all outbound connections of this server are in use; the model was not asked. "
-                "Try again later, or raise DIFY_AGENT_OUTBOUND_HTTP_MAX_CONNECTIONS"
-            )
             raise ModelAPIError(self.model_name, message) from error
 
 
-def _wanted_connection(error: BaseException | None) -> bool:
+def _told(error: BaseException | None) -> str | None:
+    """A text for what one of the causes of ``error`` is; None for what the SDKs tell well enough."""
     while error is not None:
         if isinstance(error, httpx2.PoolTimeout):
-            return True
+            return (
+                "all outbound connections of this server are in use; the model was not asked. "
+                "Try again later, or raise DIFY_AGENT_OUTBOUND_HTTP_MAX_CONNECTIONS"
+            )
+        if isinstance(error, EncodedAnswerError):
+            return (
+                f"the model's provider answered HTTP {error.status} with a Content-Encoding, although none was asked "
+                "for, so the answer was not read. Check that no proxy on the way compresses answers"
+            )
         error = error.__cause__
-    return False
+    return None
 
 
 @asynccontextmanager
@@ -128,7 +133,8 @@ async def open_model_registry(
     """A registry for the life of the process. SDKs that the environment has a key for are imported before it opens.
 
     With ``http_client`` the models share a pool (decision R10), and its owner closes it; it must not follow redirects.
-    Otherwise the registry has a client of its own with ``timeout`` and ``limits``, and closes it.
+    Otherwise the registry has a client of its own with ``timeout`` and ``limits``, on connections guarded as the
+    process's are, and closes it.
 
     Raises:
         ValueError: the given client follows redirects: they would lead a request past the list of base URLs.
@@ -139,7 +145,9 @@ async def open_model_registry(
     if http_client is not None:
         yield ModelRegistry(http_client, base_urls)
         return
-    client = httpx2.AsyncClient(follow_redirects=False, timeout=timeout, limits=limits)
+    client = httpx2.AsyncClient(
+        transport=GuardedTransport(limits), headers=NOT_ENCODED, follow_redirects=False, timeout=timeout
+    )
     try:
         yield ModelRegistry(client, base_urls)
     finally:

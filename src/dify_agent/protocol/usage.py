@@ -1,13 +1,28 @@
 """What a run has cost (protocol 2.9)."""
 
+import math
 from decimal import Decimal
-from typing import Self
+from typing import Any, Final, Self
 
 from pydantic import model_validator
 
 from dify_agent.protocol.wire import WireModel
 
 _ZERO = Decimal(0)
+MAX_TOKENS: Final = 2**53 - 1
+"""Of one call and of a run: what every reader of JSON takes as it is. A count beyond it is no count."""
+
+
+def is_token_count(value: Any) -> bool:
+    """Whether ``value`` can be a number of tokens."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_TOKENS
+
+
+def bounded_tokens(value: Any) -> int:
+    """A number of tokens that somebody else has counted, as near as a terminal event can have it."""
+    if isinstance(value, float):
+        value = 0 if math.isnan(value) else int(max(0.0, min(value, float(MAX_TOKENS))))
+    return max(0, min(value, MAX_TOKENS)) if isinstance(value, int) else 0
 
 
 class AgentRunUsage(WireModel):

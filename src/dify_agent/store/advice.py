@@ -32,6 +32,8 @@ NO_DATABASE: Final = (
     "end DIFY_AGENT_REDIS_URL with a database that the server has, such as /0, "
     "or raise `databases` in the server's configuration"
 )
+EVICTION: Final = "the store deletes keys when its memory is full, and each is a lost run"
+NO_EVICTION: Final = "CONFIG SET maxmemory-policy noeviction, and in the server's configuration"
 
 _CUT: Final = (
     anyio.EndOfStream,

@@ -4,9 +4,8 @@ Each transition is one Lua script, so a reader or a rival replica sees all of it
 together with its TTL. Replies are bytes from end to end; only ids and the few words that scripts answer are decoded.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from itertools import islice
 from typing import Any, cast
 
 from dify_agent.errors import RunNotFoundError, StoreUnavailableError
@@ -23,7 +22,6 @@ from dify_agent.store.base import (
     EventPage,
     FinalizeOutcome,
     IdempotencyKey,
-    KeyUnreadableError,
     LogsUnreadableError,
     Owner,
     RecordUnreadableError,
@@ -49,11 +47,12 @@ from dify_agent.store.lua import (
     READ,
     RELEASE_CLAIM,
     REQUEST_CANCEL,
-    TOUCH,
     VERDICT,
     Script,
 )
-from dify_agent.store.replies import entries_of, event_id_of, evicting, names_of, type_of, word_of, words_of
+from dify_agent.store.owners import OwnerOperations
+from dify_agent.store.questions import sound
+from dify_agent.store.replies import entries_of, event_id_of, evicting, type_of, word_of, words_of
 from dify_agent.store.texts import (
     claim_text,
     intent_text,
@@ -68,15 +67,8 @@ from dify_agent.store.texts import (
 )
 from dify_agent.store.urls import parse_store_url
 
-_INBOX_LENGTH = 1000
-_INBOX_READ = 100
 _TAIL_READ = 16
 """Events per run and read. Small: a read may bring them for each of many runs."""
-_DOORBELL_LENGTH = 10
-_LATE_SECONDS = 60
-"""A request of a replica that is gone may still reach the store; after so long none does."""
-_SWEEP = 500
-"""Runs per round trip in operations over many runs, so that none holds the server for long."""
 _LAST = EventId((1 << 64) - 1, (1 << 64) - 1)
 
 
@@ -85,13 +77,11 @@ _RUN_KEYS = (("record", "string"), ("log", "stream"), ("owner", "string"), ("can
 _UNREADABLE = RunLook(record=None, owner=None, intent=None)
 
 
-class RedisRunStore:
+class RedisRunStore(OwnerOperations):
     """`dify_agent.store.base.RunStore` on Redis or Valkey. Made by `open_redis_store`."""
 
     def __init__(self, executor: Executor, keys: Keys, *, retention_seconds: int, max_length: int) -> None:
-        self._executor = executor
-        self._keys = keys
-        self._retention = retention_seconds
+        super().__init__(executor, keys, retention_seconds=retention_seconds)
         self._max_length = max_length
 
     async def ping(self) -> None:
@@ -231,56 +221,9 @@ class RedisRunStore:
         status = require_record(run_id, self._keys.record(run_id), record).status
         return EventPage(status=status, events=tuple(events))
 
-    async def heartbeat(self, owner: Owner, lease_seconds: float) -> None:
-        keys = self._keys
-        # In order: an owner in the list whose lease is not there yet would look lost.
-        await self._all(
-            Command(b"SET", (keys.alive(owner.id), owner.epoch, "PX", max(1, round(lease_seconds * 1000)))),
-            Command(b"SET", (keys.seen(owner.id), owner.epoch, "EX", self._retention)),
-            *map(self._expire, (keys.runs(owner.id), keys.inbox(owner.id), keys.doorbell(owner.id))),
-            Command(b"SADD", (keys.owners, owner.id)),
-            self._expire(keys.owners),
-            lane=Lane.SERVICES,
-            in_order=True,
-        )
-
-    async def touch_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
-        # The set is written anew as well: a failover may have lost the entry that create had made.
-        owned = self._keys.runs(owner.id)
-        replies: list[Reply] = []
-        for chunk in _chunks(run_ids):
-            refresh = (self._call(TOUCH, run_id, self._retention) for run_id in chunk)
-            entry = Command(b"SADD", (owned, *chunk))
-            replies += await self._answers([entry, self._expire(owned), *refresh], lane=Lane.SERVICES)
-        for reply in replies:  # only now: a run whose server is away holds up none of the others
-            _sound(reply)
-
-    async def release_runs(self, owner_id: str, run_ids: Sequence[str]) -> None:
-        for chunk in _chunks(run_ids):
-            await self._all(Command(b"SREM", (self._keys.runs(owner_id), *chunk)), lane=Lane.SERVICES)
-
     async def look(self, run_ids: Sequence[str]) -> dict[str, RunLook | None]:
         answers = await self._answers_by_run(run_ids, lambda run_id: self._call(LOOK, run_id), lane=Lane.SERVICES)
         return {run_id: _look(reply) for run_id, reply in answers.items()}
-
-    async def read_leases(self) -> dict[str, bool | None]:
-        (members,) = await self._all(Command(b"SMEMBERS", (self._keys.owners,)), lane=Lane.SERVICES)
-        owners = names_of(members)
-        held = await self._answers(
-            [Command(b"EXISTS", (self._keys.alive(owner),)) for owner in owners], lane=Lane.SERVICES
-        )
-        _check_answered(held)
-        return {
-            owner: None if isinstance(reply, StoreUnavailableError) else _sound(reply) == 1
-            for owner, reply in zip(owners, held, strict=True)
-        }
-
-    async def read_owned(self, owner_id: str) -> Sequence[str]:
-        key = self._keys.runs(owner_id)
-        (members,) = await self._executor.execute([Command(b"SMEMBERS", (key,))], lane=Lane.SERVICES)
-        if is_wrong_type(members):
-            raise KeyUnreadableError("an owner's set of runs", key)
-        return names_of(_sound(members))
 
     async def judge(self, verdict: Verdict) -> VerdictOutcome:
         failed, cancelled = verdict.failed, verdict.cancelled
@@ -293,34 +236,6 @@ class RedisRunStore:
         if word == "unapplied":
             self._status(verdict.run_id, rest[0])
         return cast("VerdictOutcome", rest[1] if word == "applied" else word)
-
-    async def forget_owner(self, owner_id: str) -> None:
-        keys = self._keys
-        seen, left = await self._all(
-            Command(b"EXISTS", (keys.seen(owner_id),)), Command(b"SCARD", (keys.runs(owner_id),)), lane=Lane.SERVICES
-        )
-        if not seen and not left:
-            await self._all(Command(b"SREM", (keys.owners, owner_id)), lane=Lane.SERVICES)
-
-    async def retire(self, owner: Owner) -> None:
-        keys = self._keys
-        own = (keys.alive(owner.id), keys.inbox(owner.id), keys.doorbell(owner.id))
-        linger = Command(b"EXPIRE", (keys.seen(owner.id), min(_LATE_SECONDS, self._retention)))
-        await self._all(Command(b"DEL", own), linger, lane=Lane.SERVICES)
-
-    async def ring(self, owner_id: str, run_id: str) -> None:
-        inbox = self._keys.inbox(owner_id)
-        add = Command(b"XADD", (inbox, "MAXLEN", "~", _INBOX_LENGTH, "*", "run", run_id))
-        await self._all(add, self._expire(inbox))
-
-    async def read_inbox(self, owner: Owner, after: str, block_seconds: float) -> list[tuple[str, str]]:
-        """See the port. ``after`` is the last entry id read, ``0-0`` at the start; ``$`` would miss earlier ones."""
-        inbox = self._keys.inbox(owner.id)
-        block = max(1, round(block_seconds * 1000))  # 0 would mean for ever
-        read = Command(b"XREAD", ("COUNT", _INBOX_READ, "BLOCK", block, "STREAMS", inbox, after))
-        (reply,) = await self._all(read, lane=Lane.SERVICES, block_seconds=block_seconds)
-        streams = cast("dict[bytes, Any]", reply or {})
-        return [(key.decode(), value.decode()) for entries in streams.values() for key, value in entries_of(entries)]
 
     async def read_tails(
         self, owner: Owner, positions: Mapping[str, EventId], doorbell: str, block_seconds: float
@@ -346,29 +261,17 @@ class RedisRunStore:
         rung = [entry.decode() for entry, _ in entries_of(streams.get(bell.encode(), ()))]
         return TailsRead(events, rung[-1] if rung else doorbell)
 
-    async def ring_doorbell(self, owner: Owner) -> None:
-        bell = self._keys.doorbell(owner.id)
-        add = Command(b"XADD", (bell, "MAXLEN", "~", _DOORBELL_LENGTH, "*", "bell", ""))
-        await self._all(add, self._expire(bell), lane=Lane.SERVICES)
-
-    async def _all(
-        self, *items: Command | Call, lane: Lane = Lane.REQUESTS, block_seconds: float = 0, in_order: bool = False
-    ) -> list[Reply]:
-        # For operations that stand or fall as one: the first error is raised.
-        replies = await self._executor.execute(items, lane=lane, block_seconds=block_seconds, in_order=in_order)
-        return [_sound(reply) for reply in replies]
-
     async def _of_run(self, run_id: str, item: Item, *, lane: Lane = Lane.REQUESTS) -> Reply:
         (reply,) = await self._executor.execute([item], lane=lane)
         if is_wrong_type(reply):
             raise await self._unreadable(run_id, lane)
-        return _sound(reply)
+        return sound(reply)
 
     async def _of_claim(self, name: str, item: Item) -> Reply:
         (reply,) = await self._executor.execute([item])
         if is_wrong_type(reply):
             raise ClaimUnreadableError(name)
-        return _sound(reply)
+        return sound(reply)
 
     def _status(self, run_id: str, word: str) -> RunStatus:
         return require_status(run_id, self._keys.record(run_id), word)
@@ -397,41 +300,11 @@ class RedisRunStore:
         if wrong:
             raise LogsUnreadableError(list(wrong.values()), next(iter(wrong)))
 
-    async def _answers(self, items: Sequence[Item], *, lane: Lane) -> Sequence[Reply]:
-        # For operations whose parts stand alone: each has its reply or its error.
-        if not items:
-            return []
-        try:
-            return await self._executor.execute(items, lane=lane)
-        except StoreUnavailableError as error:
-            return [error] * len(items)
-
-    async def _answers_by_run(
-        self, run_ids: Sequence[str], ask: Callable[[str], Item], *, lane: Lane
-    ) -> dict[str, Reply]:
-        """What was answered for each of many runs; those whose server did not answer are left out.
-
-        Raises:
-            StoreUnavailableError: nothing was answered.
-        """
-        replies: list[Reply] = []
-        for chunk in _chunks(run_ids):
-            replies += await self._answers([ask(run_id) for run_id in chunk], lane=lane)
-        _check_answered(replies)
-        answers = zip(run_ids, replies, strict=True)
-        return {run_id: reply for run_id, reply in answers if not isinstance(reply, StoreUnavailableError)}
-
     def _intent(self, run_id: str) -> Command:
         return Command(b"XRANGE", (self._keys.intent(run_id), "-", "+", "COUNT", 1))
 
-    def _call(self, script: Script, run_id: str, *arguments: Argument) -> Call:
-        return Call(script, self._keys.run(run_id), arguments)
-
     def _claim_key(self, key: IdempotencyKey) -> str:
         return self._keys.idempotency(key.tenant, key.text)
-
-    def _expire(self, key: str) -> Command:
-        return Command(b"EXPIRE", (key, self._retention))
 
 
 @asynccontextmanager
@@ -480,21 +353,3 @@ def _look(reply: Reply) -> RunLook | None:
     if record is None or (owner is None and owner_bytes is not None):
         return _UNREADABLE
     return RunLook(record, owner, None if intent is None else read_intent(intent))
-
-
-def _sound(reply: Reply) -> Reply:
-    if isinstance(reply, Exception):
-        raise reply
-    return reply
-
-
-def _check_answered(replies: Sequence[Reply]) -> None:
-    """Raise the first error when the store answered none of what it was asked."""
-    if replies and all(isinstance(reply, StoreUnavailableError) for reply in replies):
-        _sound(replies[0])
-
-
-def _chunks(run_ids: Sequence[str]) -> Iterator[list[str]]:
-    rest = iter(run_ids)
-    while chunk := list(islice(rest, _SWEEP)):
-        yield chunk

@@ -46,9 +46,10 @@ class StoreUrl:
         return _encrypted(self.scheme)
 
     def __str__(self) -> str:
-        hosts = (f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
-        where = self.path or ",".join(hosts)
-        return f"{self.scheme}://{where}{f'/{self.master}' if self.master else ''}/{self.db}"
+        if self.path is not None:
+            return f"{self.scheme}://{self.path}?db={self.db}"
+        hosts = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts)
+        return f"{self.scheme}://{hosts}{f'/{self.master}' if self.master else ''}/{self.db}"
 
 
 def parse_store_url(text: str) -> StoreUrl:

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
-from dify_agent.errors import TooManyActiveRunsError
+from dify_agent.errors import ActiveRunsLimit, TooManyActiveRunsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,12 @@ class ActiveRuns:
     def __len__(self) -> int:
         return len(self._tenants)
 
-    def has_room(self, tenant: str) -> bool:
-        """Whether a run of the tenant would be admitted now."""
+    def reached(self, tenant: str) -> ActiveRunsLimit | None:
+        """The limit that a run of the tenant would exceed now, None when it would be admitted."""
         limits = self._limits
-        return not (0 < limits.total <= len(self._tenants) or 0 < limits.per_tenant <= self._per_tenant.get(tenant, 0))
+        if 0 < limits.total <= len(self._tenants):
+            return "process"
+        return "tenant" if 0 < limits.per_tenant <= self._per_tenant.get(tenant, 0) else None
 
     def admit(self, run_id: str, tenant: str) -> None:
         """Count one run more.
@@ -45,8 +47,8 @@ class ActiveRuns:
         Raises:
             TooManyActiveRunsError: there is no room; nothing has changed.
         """
-        if not self.has_room(tenant):
-            raise TooManyActiveRunsError
+        if (limit := self.reached(tenant)) is not None:
+            raise TooManyActiveRunsError(limit)
         self._tenants[run_id] = tenant
         self._per_tenant[tenant] += 1
 

@@ -19,6 +19,7 @@ import structlog
 import trio
 
 from dify_agent.errors import (
+    ActiveRunsLimit,
     IdempotencyConflictError,
     SchedulerStoppingError,
     StoreUnavailableError,
@@ -51,16 +52,22 @@ class IdempotentCreates:
     Args:
         store: holds the claims and the records.
         start: see `Start`.
-        has_room: whether a run of the tenant would be admitted now; raises `SchedulerStoppingError` in a drain.
+        reached: the limit that a run of the tenant would exceed now, if any; raises `SchedulerStoppingError` in a
+            drain.
         is_housed: whether an actor of this process has the run id.
     """
 
     def __init__(
-        self, store: RunStore, *, start: Start, has_room: Callable[[str], bool], is_housed: Callable[[str], bool]
+        self,
+        store: RunStore,
+        *,
+        start: Start,
+        reached: Callable[[str], ActiveRunsLimit | None],
+        is_housed: Callable[[str], bool],
     ) -> None:
         self._store = store
         self._start = start
-        self._has_room = has_room
+        self._reached = reached
         self._is_housed = is_housed
         self._digests = RequestDigests()
 
@@ -81,8 +88,6 @@ class IdempotentCreates:
             standing = await self._claim(key, own, over)
             if standing == own:
                 return await self._create(request, key, own, fresh=over is None)
-            if standing is None or standing == over:
-                raise TooManyActiveRunsError
             if standing.digest != digest:
                 raise IdempotencyConflictError
             if await self._appears(key, standing):
@@ -90,17 +95,20 @@ class IdempotentCreates:
             over = standing
         raise StoreUnavailableError("an idempotency key's run is claimed again and again, and not created")
 
-    async def _claim(self, key: IdempotencyKey, own: Claim, over: Claim | None) -> Claim | None:
+    async def _claim(self, key: IdempotencyKey, own: Claim, over: Claim | None) -> Claim:
         """What the key stands for now: ``own``, if it could be had. Without room for a run it is only looked at."""
-        has_room = self._has_room(key.tenant)
+        limit = self._reached(key.tenant)
         if over is not None and self._is_housed(over.run_id):
             standing = await self._store.read_claim(key)
             if standing is None or standing == over:
                 # Its create goes on right here, or its outcome is being settled: the store is slow or away.
                 raise StoreUnavailableError("the run of this idempotency key is still being created")
             return standing  # another taker of this process was faster
-        if not has_room:
-            return await self._store.read_claim(key)
+        if limit is not None:
+            standing = await self._store.read_claim(key)
+            if standing is None or standing == over:
+                raise TooManyActiveRunsError(limit)
+            return standing
         try:
             return await self._store.claim(key, own, over=over)
         except (StoreUnavailableError, trio.Cancelled):

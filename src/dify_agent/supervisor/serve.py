@@ -20,13 +20,19 @@ from dify_agent.actors.run_actor import Admission, RunActor
 from dify_agent.actors.static_configs import tenant_of
 from dify_agent.actors.tail_hub import TailHub
 from dify_agent.concurrency.channels import REPLY_SIZE, RUN_INBOX_SIZE
-from dify_agent.errors import RunCancellationConflictError, SchedulerStoppingError, StoreUnavailableError
+from dify_agent.errors import (
+    ActiveRunsLimit,
+    RunCancellationConflictError,
+    SchedulerStoppingError,
+    StoreUnavailableError,
+)
 from dify_agent.protocol.event_id import EventId
 from dify_agent.protocol.schemas import CancelRunRequest, CreateRunRequest
 from dify_agent.store.base import CancelIntent, IdempotencyKey
 from dify_agent.supervisor.admission import NO_LIMITS, ActiveRuns, RunLimits
 from dify_agent.supervisor.handle import Readiness, Tail
 from dify_agent.supervisor.idempotency import IdempotentCreates
+from dify_agent.supervisor.measuring import announce_series, counting_refusals
 from dify_agent.supervisor.registry import RunEntry, RunRegistry
 from dify_agent.supervisor.services import run_service
 from dify_agent.supervisor.specs import ServiceBudgetSpentError, ServiceSpec
@@ -63,8 +69,9 @@ class Supervisor:
         """Run ids that an actor of this process has, also while it settles a refused create or waits for work that was
         left behind. None of them may get a second actor."""
         self._env = make_environment(self._run_ended)
+        announce_series(self._env.metrics)
         self._idempotent = IdempotentCreates(
-            self._env.store, start=self._start, has_room=self._has_room, is_housed=self._housed.__contains__
+            self._env.store, start=self._start, reached=self._reached, is_housed=self._housed.__contains__
         )
         self._hub = TailHub(self._env.store, self._env.owner)
         self._services = (*self._own_services(lease_seconds, retention_seconds), *services)
@@ -148,6 +155,10 @@ class Supervisor:
     async def create(self, request: CreateRunRequest) -> str:
         """Start a run, or find the one that its idempotency key stands for. The caller may go away: a run does not
         notice. An empty key counts as none."""
+        with counting_refusals(self._env.metrics):
+            return await self._create(request)
+
+    async def _create(self, request: CreateRunRequest) -> str:
         tenant = tenant_of(request)
         if request.idempotency_key:
             return await self._idempotent.create(request, IdempotencyKey(tenant, request.idempotency_key))
@@ -188,9 +199,9 @@ class Supervisor:
             raise SchedulerStoppingError
         return self._runs
 
-    def _has_room(self, tenant: str) -> bool:
+    def _reached(self, tenant: str) -> ActiveRunsLimit | None:
         self._check_accepting()
-        return self._active.has_room(tenant)
+        return self._active.reached(tenant)
 
     def _run_ended(self, run_id: str) -> None:
         self._registry.remove(run_id)

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from dify_agent.testing.answers import Answer, json_answer
 from dify_agent.testing.env_text import changed_env
 from dify_agent.testing.files import Act, FakeFiles, StoredFile
-from dify_agent.testing.kept import ENTRY_BYTES, KeptState
+from dify_agent.testing.kept import ENTRY_BYTES, KeptState, text_bytes
 from dify_agent.testing.record import RecordedRequest
 from dify_agent.testing.refusals import Refused, invalid_request, parsed, problems, refusal
 from dify_agent.testing.skills import Skill, read_skill
@@ -65,10 +65,11 @@ class AgentConfig:
 
     @property
     def kept_bytes(self) -> int:
-        """Of texts, and of items with their names."""
+        """Of texts, and of items and variables with their names."""
         items = [*self.skills.values(), *self.files.values()]
-        texts = [self.note, *self.env, *self.env.values(), *(f"{item.name}{item.description or ''}" for item in items)]
-        return len(items) * ENTRY_BYTES + sum(len(text.encode(errors="replace")) for text in texts)
+        texts = [text for item in items for text in (item.name, item.mime_type, item.description or "")]
+        entries = len(items) + len(self.env)
+        return entries * ENTRY_BYTES + text_bytes(self.note, *self.env, *self.env.values(), *texts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,7 +177,8 @@ def _packets(answer: Answer) -> Iterator[bytes]:
     frames = iter(answer.frames)
     if answer.frames_per_write == 1:
         return frames
-    return iter(lambda: b"".join(islice(frames, answer.frames_per_write)), b"")
+    # Not until a packet is empty: frames may be.
+    return map(b"".join, iter(lambda: tuple(islice(frames, answer.frames_per_write)), ()))
 
 
 def _bytes_of(packet: bytes) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from dify_agent.testing.answers import Answer, json_answer
 from dify_agent.testing.form import FormFile, form_file
-from dify_agent.testing.kept import KeptState
+from dify_agent.testing.kept import KeptState, text_bytes
 from dify_agent.testing.record import RecordedRequest
 from dify_agent.testing.references import record_of, reference_to
 from dify_agent.testing.refusals import Refused, parsed, refusal
@@ -29,6 +29,8 @@ UPLOAD_REQUEST: Final = "/inner/api/agent/files/upload-request"
 DOWNLOAD_REQUEST: Final = "/inner/api/agent/files/download-request"
 UNKNOWN_SIZE: Final = -1
 
+_MEDIA_TYPES: Final = mimetypes.MimeTypes()
+"""Python's own table: the same on every host."""
 _TOOL_FILE: Final = re.compile(r"/files/tools/([0-9a-f-]{36})\.[^/]+")
 
 Act = Callable[[], Answer]
@@ -48,12 +50,12 @@ class StoredFile:
     @property
     def kept_bytes(self) -> int:
         """Of data and names."""
-        return len(self.data) + len(self.name) + len(self.tenant_id) + len(self.mime_type)
+        return len(self.data) + text_bytes(self.tenant_id, self.name, self.mime_type)
 
     @property
     def extension(self) -> str:
         """With its dot."""
-        return PurePosixPath(self.name).suffix or mimetypes.guess_extension(self.mime_type) or ".bin"
+        return PurePosixPath(self.name).suffix or _MEDIA_TYPES.guess_extension(self.mime_type) or ".bin"
 
     @property
     def reference(self) -> str:
@@ -146,7 +148,7 @@ class FakeFiles:
     def _sign_download(self, asked: FileDownloadRequest, root: str) -> Answer:
         if asked.file.transfer_method == "remote_url":
             name = PurePosixPath(unquote(urlsplit(asked.file.url).path)).name or "file"
-            mime_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
+            mime_type = _MEDIA_TYPES.guess_type(name)[0] or "application/octet-stream"
             return _download_answer(name, mime_type, UNKNOWN_SIZE, asked.file.url)
         file = self.find(asked.file.reference, asked.tenant_id)
         if file is None:

@@ -1,7 +1,7 @@
 """What callers have stored in the fakes, within a bound of bytes."""
 
 from collections import OrderedDict
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from dify_agent.testing.refusals import refusal
 
@@ -9,6 +9,14 @@ STATE_BYTES: Final = 64 * 1024 * 1024
 """Default bound. One upload of the size that the Agent Stub allows by default (50 MiB) fits."""
 ENTRY_BYTES: Final = 512
 """Counted for an entry beside what it holds: empty ones are bounded too."""
+
+
+Key: TypeAlias = str | tuple[str, ...]
+
+
+def text_bytes(*texts: str) -> int:
+    """What texts count for: their UTF-8."""
+    return sum(len(text.encode(errors="surrogatepass")) for text in texts)
 
 
 class Storable(Protocol):
@@ -27,16 +35,16 @@ class KeptState:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[tuple[type[Any], Any], Storable] = OrderedDict()
+        self._entries: OrderedDict[tuple[type[Any], Key], Storable] = OrderedDict()
         self.kept_bytes = 0
 
-    def put(self, key: Any, value: Storable) -> None:
+    def put(self, key: Key, value: Storable) -> None:
         """Store a value in the place of the one of its type and key.
 
         Raises:
             Refused: 413, it is larger than everything that may be kept.
         """
-        size = _size(value)
+        size = _size(key, value)
         if size > self._max_bytes:
             raise refusal(413, "file_too_large", f"the fakes keep at most {self._max_bytes} bytes (--state-bytes)")
         place = (type(value), key)
@@ -46,7 +54,7 @@ class KeptState:
         while self.kept_bytes > self._max_bytes:
             self._drop(next(iter(self._entries)))
 
-    def get(self, kind: type[StorableT], key: Any) -> StorableT | None:
+    def get(self, kind: type[StorableT], key: Key) -> StorableT | None:
         """The value, if it is still kept."""
         value = self._entries.get((kind, key))
         return value if isinstance(value, kind) else None
@@ -56,11 +64,11 @@ class KeptState:
         self._entries.clear()
         self.kept_bytes = 0
 
-    def _drop(self, place: tuple[type[Any], Any]) -> None:
+    def _drop(self, place: tuple[type[Any], Key]) -> None:
         value = self._entries.pop(place, None)
         if value is not None:
-            self.kept_bytes -= _size(value)
+            self.kept_bytes -= _size(place[1], value)
 
 
-def _size(value: Storable) -> int:
-    return value.kept_bytes + ENTRY_BYTES
+def _size(key: Key, value: Storable) -> int:
+    return text_bytes(*((key,) if isinstance(key, str) else key)) + value.kept_bytes + ENTRY_BYTES

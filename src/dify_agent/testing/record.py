@@ -63,12 +63,12 @@ class RecordedRequest:
 
     @property
     def body(self) -> Any:
-        """The body, parsed at each look; its text where it is no JSON, None where there is none."""
+        """The body, parsed at each look; its text where it is no JSON, or nested too deep; None where there is none."""
         if not self.raw_body:
             return None
         try:
             return json.loads(self.raw_body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return self.raw_body.decode(errors="replace")
 
     def as_json(self) -> dict[str, Any]:

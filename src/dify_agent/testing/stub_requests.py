@@ -23,6 +23,10 @@ PlainName = Annotated[str, Field(min_length=1, max_length=255), AfterValidator(_
 SkillName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")]
 
 
+Id = Annotated[NonBlank, Field(max_length=255)]
+"""What the fakes keep things under, or sign. Dify's own are UUIDs."""
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
@@ -30,14 +34,14 @@ class _Strict(BaseModel):
 class UploadRequest(_Strict):
     """Body of the request for a URL to upload to."""
 
-    tenant_id: NonBlank
-    user_id: NonBlank
+    tenant_id: Id
+    user_id: Id
     user_from: UserFrom | None = None
     filename: PlainName
     mimetype: MediaType
     max_size: Annotated[int, Field(strict=True, ge=0)]
     """Bytes. 0 allows empty files only."""
-    conversation_id: str | None = None
+    conversation_id: Annotated[str, Field(max_length=255)] | None = None
 
 
 class StubFile(_Strict):
@@ -62,8 +66,8 @@ class StubFile(_Strict):
 class FileDownloadRequest(_Strict):
     """Body of the request for a URL to download a file from."""
 
-    tenant_id: NonBlank
-    user_id: NonBlank
+    tenant_id: Id
+    user_id: Id
     user_from: UserFrom
     invoke_from: InvokeFrom
     file: StubFile
@@ -73,10 +77,10 @@ class FileDownloadRequest(_Strict):
 class ConfigVersion(_Strict):
     """Which version of an agent's config, and on whose behalf. Also the query of a reading."""
 
-    tenant_id: NonBlank
-    config_version_id: NonBlank
+    tenant_id: Id
+    config_version_id: Id
     config_version_kind: ConfigKind
-    user_id: NonBlank | None = None
+    user_id: Id | None = None
 
 
 class ConfigFile(_Strict):
@@ -95,14 +99,14 @@ class ConfigDownloadRequest(ConfigVersion):
 class ConfigWrite(ConfigVersion):
     """What every body of a change has."""
 
-    user_id: NonBlank
+    user_id: Id
 
 
 class FileRef(_Strict):
     """An uploaded file."""
 
     kind: Literal["upload_file", "tool_file"]
-    id: NonBlank
+    id: Id
 
 
 class PushedFile(_Strict):

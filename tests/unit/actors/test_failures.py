@@ -63,8 +63,17 @@ def test_describe_failure(error: BaseException, failed: Failed) -> None:
 def test_phase_timeout_names_the_setting() -> None:
     failed = describe_failure(phase_timeout("exit", "EXIT_TIMEOUT_SECONDS", 60.0))
     assert failed == Failed(
-        "The run's exit did not end within 60 seconds (DIFY_AGENT_EXIT_TIMEOUT_SECONDS).", reason="phase_timeout"
+        "The run's exit did not end within 60 seconds (DIFY_AGENT_EXIT_TIMEOUT_SECONDS).",
+        reason="phase_timeout",
+        setting="DIFY_AGENT_EXIT_TIMEOUT_SECONDS",
     )
+
+
+def test_a_setting_of_the_cause_counts() -> None:
+    error = ValueError("outer")
+    error.__cause__ = RunFailedError("inner", setting="DIFY_AGENT_X")
+    assert describe_failure(error) == Failed("outer", setting="DIFY_AGENT_X")
+    assert describe_failure(ExceptionGroup("g", [error])).setting == "DIFY_AGENT_X"
 
 
 @pytest.mark.parametrize(

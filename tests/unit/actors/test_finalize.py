@@ -126,6 +126,26 @@ async def test_failure(autojump_clock: MockClock) -> None:
         assert (e.run.record.error, e.run.record.error_type) == ("broke", "agent_run_limit_exceeded")
 
 
+@pytest.mark.parametrize("setting", [None, "DIFY_AGENT_INNER_API_URL"])
+async def test_the_log_names_the_setting_that_could_mend_a_failure(
+    autojump_clock: MockClock, setting: str | None
+) -> None:
+    async with ending() as e:
+        with capture_logs() as logs:
+            await e.finalizer.end(WorkDone(Failed("broke", reason="why", setting=setting), SNAPSHOT), None)
+        assert "setting" not in e.data()
+    [line] = logs
+    named = {} if setting is None else {"setting": setting}
+    assert line == {
+        "event": "run failed",
+        "log_level": "info" if setting is None else "warning",
+        "run_id": e.run.record.run_id,
+        "reason": "why",
+        "error_type": None,
+        **named,
+    }
+
+
 @pytest.mark.parametrize("done", [SUCCESS, FAILURE, STOPPED])
 @pytest.mark.parametrize("stop", [None, CANCEL, SHUTDOWN, Stop(StopKind.STORE_UNAVAILABLE), Stop(StopKind.OBSERVER)])
 async def test_an_accepted_intent_wins_over_everything(

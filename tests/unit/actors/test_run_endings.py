@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 import trio
+from pydantic_ai.usage import RequestUsage
 from tests.unit.actors.fake_store import FakeRun
 from tests.unit.actors.world import Hooks, history, hooked, model, prompt, text, tools, world
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -16,6 +17,8 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from agenton.compositor import LayerProvider
 from agenton.layers import EmptyLayerConfig, EmptyRuntimeState, NoLayerDeps, PlainLayer
 from dify_agent.errors import SchedulerStoppingError
+from dify_agent.model.scripted import ScriptedStream
+from dify_agent.protocol.usage import MAX_TOKENS
 from dify_agent.store.base import AppendBatch, CancelIntent
 
 HANG = {"hang": True}
@@ -43,6 +46,20 @@ async def test_text_succeeds(autojump_clock: MockClock) -> None:
     assert run.record.status == "succeeded"
     assert [event.id.n for event in run.events] == list(range(1, len(run.events) + 1))
     assert w.supervisor.active_runs == 0
+
+
+@pytest.mark.parametrize("tokens", [10**4299, 9 * 10**4299, -(10**4299), 1.5, float("inf"), float("nan")])
+async def test_counts_of_any_size_leave_an_ending_that_can_be_stored(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tokens: Any
+) -> None:
+    usage = RequestUsage(input_tokens=tokens, output_tokens=tokens, details={"reasoning": tokens})
+    monkeypatch.setattr(ScriptedStream, "usage", usage)
+    calls = {"tool_calls": [{"name": "none", "args": {}}]}
+    async with world() as w:
+        run = await w.ended(await w.create(prompt(), history(), model(calls, text("hello"))))
+    assert data(run)["output"] == "hello"
+    counts = [data(run)["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")]
+    assert all(type(count) is int and 0 <= count <= MAX_TOKENS for count in counts)
 
 
 async def test_updated_at_is_the_terminal_events_time(autojump_clock: MockClock) -> None:

@@ -19,9 +19,12 @@ from tests.unit.backends.peer import (
 )
 
 from dify_agent.backends.transport import (
+    DIFY_API,
+    PLUGIN_DAEMON,
     OutboundOptions,
     TransportReason,
     open_outbound,
+    plugin_header,
     transport_failure,
 )
 
@@ -32,7 +35,7 @@ async def failure(outbound, method="GET", **options):
     """What a request to the Dify API fails with."""
     with pytest.raises(httpx2.RequestError) as caught:
         await outbound.dify_api.request(method, f"{outbound.dify_api_url}{PATH}", **options)
-    failed = transport_failure(caught.value, "the Dify API")
+    failed = transport_failure(caught.value, DIFY_API)
     assert "secret" not in failed.message
     assert "inner-key" not in failed.message
     assert outbound.dify_api_url in failed.message
@@ -137,14 +140,19 @@ async def test_refused():
         failed = await failure(outbound)
     assert (failed.reason, failed.timed_out) == (TransportReason.CONNECT_FAILED, False)
     assert failed.message.startswith("no connection to the Dify API (http://127.0.0.1:")
+    assert failed.setting == "DIFY_AGENT_INNER_API_URL"
 
 
-@pytest.mark.parametrize(("program", "what"), [(resetting, "broke"), (truncating, "broke"), (foreign, "not HTTP")])
-async def test_broken_off(program, what):
+@pytest.mark.parametrize(
+    ("program", "what", "setting"),
+    [(resetting, "broke", None), (truncating, "broke", None), (foreign, "not HTTP", "DIFY_AGENT_INNER_API_URL")],
+)
+async def test_broken_off(program, what, setting):
     async with connected(program) as (_, outbound):
         failed = await failure(outbound)
     assert (failed.reason, failed.timed_out) == (TransportReason.CONNECTION_LOST, False)
     assert what in failed.message
+    assert failed.setting == setting
 
 
 async def test_silence():
@@ -153,6 +161,7 @@ async def test_silence():
     assert (failed.reason, failed.timed_out) == (TransportReason.READ_TIMEOUT, True)
     assert "was silent for 0.1 seconds" in failed.message
     assert "DIFY_AGENT_OUTBOUND_HTTP_READ_TIMEOUT" in failed.message
+    assert failed.setting == "DIFY_AGENT_OUTBOUND_HTTP_READ_TIMEOUT"
 
 
 async def test_a_peer_that_takes_nothing():
@@ -169,10 +178,55 @@ async def test_no_connection_left():
             failed = await failure(outbound)
     assert (failed.reason, failed.timed_out) == (TransportReason.POOL_EXHAUSTED, True)
     assert "DIFY_AGENT_OUTBOUND_HTTP_MAX_CONNECTIONS" in failed.message
+    assert failed.setting == "DIFY_AGENT_OUTBOUND_HTTP_MAX_CONNECTIONS"
 
 
 def test_an_error_outside_a_request():
-    failed = transport_failure(httpx2.ReadTimeout("t"), "the Dify API")
+    failed = transport_failure(httpx2.ReadTimeout("t"), DIFY_API)
     assert failed.message.startswith("the Dify API was silent for too long.")
-    failed = transport_failure(httpx2.ConnectTimeout("t"), "the Dify API")
+    failed = transport_failure(httpx2.ConnectTimeout("t"), DIFY_API)
     assert (failed.reason, failed.timed_out) == (TransportReason.CONNECT_TIMEOUT, True)
+    assert failed.setting == "DIFY_AGENT_INNER_API_URL, DIFY_AGENT_OUTBOUND_HTTP_CONNECT_TIMEOUT"
+
+
+KEY_OR_URL = "DIFY_AGENT_INNER_API_KEY, DIFY_AGENT_INNER_API_URL"
+DAEMON_KEY = "DIFY_AGENT_PLUGIN_DAEMON_API_KEY"
+UNAUTHORIZED = "PluginDaemonUnauthorizedError"
+
+
+@pytest.mark.parametrize(
+    ("service", "status", "kind", "is_object", "setting"),
+    [
+        (DIFY_API, 404, "not_found", True, KEY_OR_URL),
+        (DIFY_API, 404, "model_not_found", True, None),
+        (DIFY_API, 403, "app_tenant_mismatch", True, None),
+        (DIFY_API, 404, None, True, DIFY_API.url_setting),
+        (DIFY_API, 401, None, True, DIFY_API.url_setting),
+        (DIFY_API, 302, None, False, DIFY_API.url_setting),
+        (DIFY_API, 502, None, False, DIFY_API.url_setting),
+        (DIFY_API, 500, None, True, None),
+        (DIFY_API, 429, None, False, None),
+        (PLUGIN_DAEMON, 401, UNAUTHORIZED, True, DAEMON_KEY),
+        (PLUGIN_DAEMON, 401, "InvokeAuthorizationError", True, None),
+        (PLUGIN_DAEMON, 404, "PluginNotFoundError", True, None),
+        (PLUGIN_DAEMON, 404, None, False, PLUGIN_DAEMON.url_setting),
+        (PLUGIN_DAEMON, 400, None, True, None),
+    ],
+)
+def test_what_an_http_error_says_of_the_settings(service, status, kind, is_object, setting):
+    assert service.setting_to_check(status, kind, is_object=is_object) == setting
+
+
+def test_hints():
+    assert DIFY_API.hint(404, KEY_OR_URL) == (
+        " (check DIFY_AGENT_INNER_API_KEY and DIFY_AGENT_INNER_API_URL, the root without /inner/api)"
+    )
+    assert PLUGIN_DAEMON.hint(401, DAEMON_KEY) == " (check DIFY_AGENT_PLUGIN_DAEMON_API_KEY)"
+    assert DIFY_API.hint(404, None) == DIFY_API.hint(502, DIFY_API.url_setting) == ""
+
+
+def test_the_header_of_a_plugin():
+    assert plugin_header("langgenius/my plugin") == {"X-Plugin-ID": "langgenius/my plugin"}
+    for plugin_id in ("ü", "a\nb", "\0", " a", "a ", "\x7f"):
+        with pytest.raises(ValueError, match="plugin_id"):
+            plugin_header(plugin_id)

@@ -69,6 +69,7 @@ UNSHOWN = [
     ("STUB_API_BASE_URL", "http://me:s3cret@h"),
     ("INNER_API_URL", "me:s3cret@h"),
     ("INNER_API_URL", "http://me:s3cret@h/?a"),
+    ("INNER_API_URL", "http://me:s3cret@h/inner/api"),
     ("SANDBOX_FILES_BASE_URL", "me:s3cret@h"),
     ("LOCAL_SANDBOX_ENDPOINT", "me:s3cret@h"),
     ("SHELLCTL_ENTRYPOINT", "me:s3cret@h"),

@@ -30,15 +30,24 @@ CHILD = """
 import os, pathlib, signal, sys
 number, report = map(int, sys.argv[1].split(":")[:2])
 folder = pathlib.Path(sys.argv[2])
-with (folder / f"starts-{number}").open("a") as starts:
-    starts.write(f"{os.getpid()}\\n")
 kind = folder / f"kind-{number}"
 kind = kind.read_text() if kind.exists() else "listen"
-if kind == "fail":
-    sys.exit(3)
-told = lambda *_: ((folder / f"told-{number}").touch(), os._exit(0))
-for signal_number in (signal.SIGTERM, signal.SIGHUP):
+
+def told(signal_number, _frame):
+    with (folder / f"told-{number}").open("a") as file:
+        file.write(signal.Signals(signal_number).name + "\\n")
+    if kind != "drain" or signal_number == signal.SIGINT:
+        os._exit(0)
+
+for signal_number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
     signal.signal(signal_number, told)
+with (folder / f"starts-{number}").open("a") as starts:
+    first = not starts.tell()
+    starts.write(f"{os.getpid()}\\n")
+if kind == "fail" or kind == "fail once" and first:
+    sys.exit(1)
+if kind == "killed once" and first or kind == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
 os.write(report, b"1\\n")
 if kind == "end":
     sys.exit(5)
@@ -63,8 +72,13 @@ class Stage:
         path = self.folder / f"starts-{number}"
         return [int(line) for line in path.read_text().splitlines()] if path.exists() else []
 
+    def told(self, number: int) -> list[str]:
+        """The signals that it was sent, by name."""
+        path = self.folder / f"told-{number}"
+        return path.read_text().splitlines() if path.exists() else []
+
     def was_told(self, number: int) -> bool:
-        return (self.folder / f"told-{number}").exists()
+        return bool(self.told(number))
 
     def said(self, event: str) -> list[EventDict]:
         return [entry for entry in self.logs if entry["event"] == event]
@@ -137,15 +151,64 @@ async def test_one_that_ends_more_than_ten_times_stops_all_with_status_70(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [1, 2])
-async def test_one_that_never_starts_stops_all_with_its_status(tmp_path: Path, number: int) -> None:
+async def test_the_first_that_says_it_cannot_start_stops_all(tmp_path: Path) -> None:
     it = Stage(tmp_path)
-    it.kind(number, "fail")
+    it.kind(1, "fail")
     async with parent(it, 3):
         pass
-    assert it.status == 3
-    assert len(it.starts(number)) == 1
-    assert it.said("a worker does not start, all are stopped")[0]["worker"] == number
+    assert it.status == 1
+    assert (len(it.starts(1)), it.starts(2), it.starts(3)) == (1, [], [])
+    assert it.said("a worker does not start, all are stopped")[0]["worker"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "kind", "status"), [(1, "killed once", 137), (2, "killed once", 137), (2, "fail once", 1)]
+)
+async def test_one_that_dies_in_its_first_start_is_replaced(
+    tmp_path: Path, number: int, kind: str, status: int
+) -> None:
+    """The out-of-memory killer strikes when it likes, and whatever keeps one from starting beside others may pass."""
+    it = Stage(tmp_path)
+    it.kind(number, kind)
+    async with parent(it, 2):
+        await until(lambda: it.said("listening"))
+        assert (len(it.starts(number)), len(it.starts(3 - number))) == (2, 1)
+        await it.tell.send(signal.SIGTERM)
+    assert it.status == 0
+    (ended,) = it.said("worker ended, replacing it")
+    assert (ended["worker"], ended["status"]) == (number, status)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "kind"), [(1, "killed"), (2, "killed"), (2, "fail")])
+async def test_one_that_never_gets_through_its_start_stops_all_with_status_70(
+    tmp_path: Path, number: int, kind: str
+) -> None:
+    it = Stage(tmp_path)
+    it.kind(number, kind)
+    async with parent(it, 2):
+        pass
+    assert it.status == 70
+    assert len(it.starts(number)) == 11
+    assert not it.said("listening")
+    assert it.said("a worker ends again and again, all are stopped")[0]["worker"] == number
+    assert it.told(1) == (["SIGTERM"] if number == 2 else [])
+
+
+@pytest.mark.slow
+async def test_the_first_signal_behind_the_parents_own_decision_is_not_the_workers_second(tmp_path: Path) -> None:
+    it = Stage(tmp_path)
+    it.kind(1, "end")
+    it.kind(2, "drain")
+    async with parent(it, 2):
+        await until(lambda: it.told(2))
+        await it.tell.send(signal.SIGTERM)  # what a service manager sends, not knowing that they drain already
+        await until(lambda: it.said("stopping"))
+        os.kill(it.starts(2)[0], 0)  # it goes on draining
+        await it.tell.send(signal.SIGINT)  # the operator insists
+    assert it.told(2) == ["SIGTERM", "SIGINT"]
+    assert it.status == 70
 
 
 @pytest.mark.slow

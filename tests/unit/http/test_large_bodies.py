@@ -13,12 +13,13 @@ import trio.testing
 from tests.unit.http.fakes import PROMPT, FakeService, call, make_app
 
 from dify_agent.http import body as body_module
-from dify_agent.http import json_bounds, reading
+from dify_agent.http import reading
 from dify_agent.http.body import MAX_ECHOED, MAX_ITEMS, SMALL_BODY_BYTES, parse_body, read_model, validate_body
 from dify_agent.http.errors import HttpError
-from dify_agent.http.json_bounds import has_more_separators, infinity_offset, is_deeper, line_start
+from dify_agent.http.json_bounds import infinity_offset, is_deeper, line_start
 from dify_agent.http.members import MAX_MEMBERS, has_more_members
 from dify_agent.protocol.schemas import CreateRunRequest
+from dify_agent.protocol.separators import SLICE, has_more_separators
 
 JSON = "application/json"
 PADDING = " " * SMALL_BODY_BYTES
@@ -229,9 +230,6 @@ def test_a_large_text_that_is_not_json_is_explained_by_the_parser_alone(monkeypa
     (item,) = refusal(text)
     assert item["loc"] == ["body", len(text) - 4]
     assert item["type"] == "json_invalid"
-
-
-SLICE = json_bounds._SLICE
 
 
 @pytest.mark.parametrize("before", [0, SLICE - 300, SLICE - 150, SLICE - 3, SLICE - 2, SLICE - 1, SLICE, 2 * SLICE - 2])

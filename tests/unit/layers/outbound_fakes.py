@@ -13,11 +13,14 @@ import trio
 
 from agenton.compositor import Compositor, LayerNode, LayerProvider
 from agenton_collections.transformers.pydantic_ai import PYDANTIC_AI_TRANSFORMERS
+from dify_agent.backends.redaction import Redactor
 from dify_agent.backends.transport import OutboundHttp
 from dify_agent.layers.execution_context.layer import DifyExecutionContextLayer
 
 DAEMON_URL = "http://daemon.test"
 API_URL = "http://api.test"
+DAEMON_KEY = "key-of-the-daemon"
+API_KEY = "key-of-the-api"
 CONTEXT = {
     "tenant_id": "t-1",
     "user_id": "u-1",
@@ -52,8 +55,8 @@ class Service:
     def bodies(self) -> list[Any]:
         return [json.loads(request.content) for request in self.requests]
 
-    def client(self, key_header: str) -> httpx2.AsyncClient:
-        return httpx2.AsyncClient(transport=httpx2.MockTransport(self.handle), headers={key_header: "secret"})
+    def client(self, key_header: str, key: str) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(transport=httpx2.MockTransport(self.handle), headers={key_header: key})
 
 
 def services(*, daemon: list[Answer] | None = None, api: list[Answer] | None = None):
@@ -61,11 +64,12 @@ def services(*, daemon: list[Answer] | None = None, api: list[Answer] | None = N
     unasked: list[Answer] = [AssertionError("not to be asked")]
     plugin_daemon, dify_api = Service(daemon or unasked), Service(api or unasked)
     outbound = OutboundHttp(
-        daemon=plugin_daemon.client("X-Api-Key"),
+        daemon=plugin_daemon.client("X-Api-Key", DAEMON_KEY),
         daemon_url=DAEMON_URL,
-        dify_api=dify_api.client("X-Inner-Api-Key"),
+        dify_api=dify_api.client("X-Inner-Api-Key", API_KEY),
         dify_api_url=API_URL,
         models=httpx2.AsyncClient(transport=httpx2.MockTransport(Service(unasked).handle)),
+        redactor=Redactor([DAEMON_KEY, API_KEY]),
     )
     return plugin_daemon, dify_api, outbound
 

@@ -4,11 +4,11 @@ import httpx2
 import pytest
 import trio
 from structlog.testing import capture_logs
-from tests.unit.layers.outbound_fakes import SocketServer, entered, reply, services
+from tests.unit.layers.outbound_fakes import API_KEY, SocketServer, entered, reply, services
 
 from dify_agent.backends.transport import OutboundOptions, open_outbound
 from dify_agent.layers import inner_api
-from dify_agent.layers.dify_core_tools.layer import DifyCoreToolsLayer, provider
+from dify_agent.layers.dify_core_tools.layer import MAX_OBSERVATION_CHARS, DifyCoreToolsLayer, provider
 
 TOOL = {"provider_type": "builtin", "provider_id": "time", "tool_name": "current_time"}
 DONE = {"messages": [{"type": "text"}], "observation": "noon", "metadata": {"a": 1}}
@@ -38,7 +38,7 @@ async def test_golden_request():
     assert observation == "noon"
     [request] = dify_api.requests
     assert (request.method, str(request.url)) == ("POST", "http://api.test/inner/api/agent/tools/invoke")
-    assert (request.headers["X-Inner-Api-Key"], request.headers["Content-Type"]) == ("secret", "application/json")
+    assert (request.headers["X-Inner-Api-Key"], request.headers["Content-Type"]) == (API_KEY, "application/json")
     assert dify_api.bodies == [
         {
             "caller": {
@@ -118,15 +118,78 @@ async def test_operators_read_of_a_failure_in_the_log():
         await call(refusal(404, "not_found", "wrong key"))
     [line] = logs
     assert line["log_level"] == "warning"
-    assert [line[key] for key in ("tool", "tenant_id", "app_id", "status", "code", "error")] == [
+    assert [line[key] for key in ("tool", "tenant_id", "app_id", "status", "code", "error", "setting")] == [
         "current_time", "t-1", "app-1", 404, "not_found", "wrong key",
+        "DIFY_AGENT_INNER_API_KEY, DIFY_AGENT_INNER_API_URL",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("answer", "setting"),
+    [
+        (reply("<html>", 404), "DIFY_AGENT_INNER_API_URL"),
+        (reply("<html>"), "DIFY_AGENT_INNER_API_URL"),
+        (httpx2.UnsupportedProtocol("no scheme."), "DIFY_AGENT_INNER_API_URL"),
+        (httpx2.ReadTimeout(""), "DIFY_AGENT_OUTBOUND_HTTP_READ_TIMEOUT"),
+        (httpx2.ReadError("reset"), None),
+        (reply({}), None),
+        (refusal(404, "app_not_found"), None),
+    ],
+)
+async def test_the_log_names_the_setting_that_could_mend_it(answer, setting):
+    with capture_logs() as logs:
+        await call(answer)
+    assert [(line["log_level"], line["setting"]) for line in logs] == [("warning", setting)]
 
 
 async def test_replies_without_an_end_are_given_up(monkeypatch):
     monkeypatch.setattr(inner_api, "MAX_REPLY_BYTES", 100)
     observation, _ = await call(reply({"observation": "x" * 200}))
     assert observation == "tool invoke error: Dify API's reply is larger than 100 bytes"
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (b'{"observation":"x","messages":[' + b",".join([b"{}"] * 2_000_000) + b"]}", "more than 100000 values"),
+        (b'{"observation":"x","messages":[' + b",".join([b"1"] * 90_000) + b"]}", "(90000 problems)"),
+        (b'{"observation":"' + b"x" * (MAX_OBSERVATION_CHARS + 1) + b'"}', "at most 4194304 characters"),
+    ],
+)
+async def test_replies_that_would_hold_up_other_runs_are_given_up(body, text):
+    observation, _ = await call(reply(body))
+    assert observation.startswith("tool invoke error: Dify API's reply ")
+    assert text in observation
+
+
+async def test_no_secret_comes_back():
+    tool = {
+        "runtime_parameters": {"token": "hidden-token", "zone": "Europe"},
+        "parameters": [{"name": name, "type": kind, "form": "form"} for name, kind in (("token", "secret-input"),
+                                                                                       ("zone", "string"))],
+    }  # fmt: skip
+
+    async def echo(request):
+        head = "\n".join(f"{name}: {value}" for name, value in request.headers.items())
+        text = head + request.content.decode()
+        return answers.pop(0)(text)
+
+    answers = [
+        lambda text: reply(text, 400),
+        lambda text: refusal(400, API_KEY, text),
+        lambda text: reply({"observation": "x", text: 1}),
+    ]
+    with capture_logs() as logs:
+        for _ in range(3):
+            observation, _ = await call(echo, tool)
+            assert "***" in observation
+            assert API_KEY not in observation
+            assert "hidden-token" not in observation
+            assert "Europe" in observation
+    assert API_KEY not in str(logs)
+    assert "hidden-token" not in str(logs)
+    observation, _ = await call(reply({"observation": f"the key is {API_KEY}, the token hidden-token"}), tool)
+    assert observation == "the key is ***, the token hidden-token"
 
 
 async def test_arguments_that_json_cannot_hold():

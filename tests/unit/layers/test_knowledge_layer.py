@@ -6,13 +6,14 @@ import httpx2
 import pytest
 import trio
 from structlog.testing import capture_logs
-from tests.unit.layers.outbound_fakes import SocketServer, entered, reply, services
+from tests.unit.layers.outbound_fakes import API_KEY, SocketServer, entered, reply, services
 
 from dify_agent.actors.failures import describe_failure
 from dify_agent.backends.transport import OutboundOptions, open_outbound
 from dify_agent.errors import RunFailedError
 from dify_agent.layers.knowledge.layer import DifyKnowledgeBaseLayer, provider
 from dify_agent.layers.knowledge.rendering import RetrievedPassage, cut, render_results
+from dify_agent.layers.knowledge.retrieval import MAX_RESULTS
 
 UNAVAILABLE = "Knowledge base search is temporarily unavailable. Please continue without it if possible."
 NOTHING = "No relevant knowledge base results were found."
@@ -47,7 +48,7 @@ async def test_golden_request():
     assert text == f"Knowledge base search results:\n{RENDERED}"
     [request] = dify_api.requests
     assert (request.method, str(request.url)) == ("POST", "http://api.test/inner/api/knowledge/retrieve")
-    assert request.headers["X-Inner-Api-Key"] == "secret"
+    assert request.headers["X-Inner-Api-Key"] == API_KEY
     assert dify_api.bodies == [
         {
             "caller": CALLER,
@@ -138,6 +139,7 @@ FATAL = [
     (refusal(503, "x"), "x", "why"),
     (reply("<html>", 504), "DifyKnowledgeBaseClientError", "<html>"),
     (reply("", 401), "DifyKnowledgeBaseClientError", "HTTP 401 without a text"),
+    (reply("<html>"), "invalid_response", "does not fit its contract"),
     (reply("{"), "invalid_response", "does not fit its contract"),
     (reply({"results": [], "more": 1}), "invalid_response", "more: Extra inputs"),
     (reply({"results": [{**PASSAGE, "more": 1}]}), "invalid_response", "results.0.more: Extra inputs"),
@@ -166,6 +168,9 @@ async def test_what_does_not_pass_fails_the_run_with_its_code(answer, reason, te
     failure = describe_failure(failed.value)
     assert (failure.reason, failure.error_type) == (reason, None)
     assert text in failure.error
+    named = {"not_found": "DIFY_AGENT_INNER_API_KEY, DIFY_AGENT_INNER_API_URL"}
+    is_foreign = reason == "DifyKnowledgeBaseClientError" or answer.content == b"<html>"
+    assert failure.setting == named.get(reason, "DIFY_AGENT_INNER_API_URL" if is_foreign else None)
     assert "Docs" in failure.error
 
 
@@ -211,7 +216,7 @@ async def test_configured_queries_are_searched_on_entry_in_order():
     state = snapshot.layers[1].runtime_state
     assert len(state["eager_config_fingerprint"]) == 64
     assert [result["status"] for result in state["eager_results"]] == ["success", "temporarily_unavailable", "empty"]
-    assert "secret" not in json.dumps(state)
+    assert API_KEY not in json.dumps(state)
 
 
 async def test_a_resumed_session_keeps_its_results_while_the_sets_are_the_same():
@@ -265,6 +270,42 @@ async def test_entering_fails_with_the_code(answer, reason, text):
     assert text in str(failed.value)
 
 
+@pytest.mark.parametrize(
+    ("results", "text"),
+    [
+        (b",".join([b"{}"] * 2_000_000), "more than 100000 values"),
+        (b",".join([b"{}"] * (MAX_RESULTS + 1)), "results: List should have at most 1000 items"),
+        (b",".join([b'{"a":1,"b":2}'] * MAX_RESULTS), "(2000 problems)"),
+    ],
+)
+async def test_replies_that_would_hold_up_other_runs_are_given_up(results, text):
+    with pytest.raises(RunFailedError) as caught:
+        await search(reply(b'{"results":[' + results + b"]}"))
+    assert caught.value.reason == "invalid_response"
+    assert text in str(caught.value)
+
+
+async def test_as_many_results_as_are_taken():
+    text, _ = await search(reply({"results": [{"title": "T"}] * MAX_RESULTS}))
+    assert f"\n\n{MAX_RESULTS}. T" in text
+
+
+@pytest.mark.parametrize("status", [400, 429])
+async def test_no_key_comes_back(status):
+    with capture_logs() as logs:
+        try:
+            text, _ = await search(reply({"code": API_KEY, "message": f"X-Inner-Api-Key: {API_KEY}"}, status))
+        except RunFailedError as error:
+            text = f"{error.reason}: {error}"
+            assert text.startswith("***: search in knowledge set 'Docs' failed: X-Inner-Api-Key: ***")
+    assert API_KEY not in text
+    assert API_KEY not in str(logs)
+    split = {"title": API_KEY, "content": f"{'c' * 1990}{API_KEY}", "metadata": {"document_name": API_KEY}}
+    text, _ = await search(reply({"results": [split]}))
+    assert text.count("***") == 3
+    assert "key-of" not in text, "nor a part of it where a content is cut"
+
+
 async def test_borrowed_clients():
     _, _, outbound = services()
     await outbound.dify_api.aclose()
@@ -280,7 +321,7 @@ def passage(**members):
 
 
 def rendered(*passages, content=2000, whole=12000, heading=False):
-    return render_results(passages, max_content_chars=content, max_chars=whole, heading=heading)
+    return render_results(passages, max_content_chars=content, max_chars=whole, heading=heading, redact=str)
 
 
 def test_rendering_falls_back():
@@ -289,6 +330,16 @@ def test_rendering_falls_back():
     assert rendered(passage(title="T"), passage(title="U"), heading=True) == (
         "Knowledge base search results:\n1. T\n\n2. U"
     )
+
+
+def test_rendering_ends_where_there_is_no_room():
+    class Unread:
+        @property
+        def metadata(self):
+            raise AssertionError("not to be looked at")
+
+    some = [passage(content="c" * 50)] * 3
+    assert len(rendered(*some, Unread(), whole=100)) == 100
 
 
 def test_rendering_limits():

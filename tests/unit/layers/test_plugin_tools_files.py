@@ -4,11 +4,13 @@ from typing import ClassVar
 
 import httpx2
 import pytest
-from tests.unit.layers.outbound_fakes import entered, items, reply, said, services
+from structlog.testing import capture_logs
+from tests.unit.layers.outbound_fakes import API_KEY, entered, items, reply, said, services
 
 from agenton.compositor import LayerProvider
 from agenton.layers import NoLayerDeps, PlainLayer
-from dify_agent.layers.dify_plugin.tools_layer import provider
+from dify_agent.backends.replies import MAX_ERROR_CHARS
+from dify_agent.layers.dify_plugin.tools_layer import MAX_FILES, provider
 from dify_agent.layers.sandbox import SandboxFileError, SandboxLayer
 
 IDENTITY = {"dify_model_identity": "__dify__file__", "type": "custom"}
@@ -25,6 +27,9 @@ class Sandbox(SandboxLayer[NoLayerDeps, None]):
     """What a shell layer will be to its dependants."""
 
     type_id: ClassVar[str | None] = "test.shell"
+
+    async def run_script(self, script, *, timeout_seconds, max_stdout_bytes):
+        raise AssertionError("not to be asked")
 
     async def upload_file(self, path):
         if path == "/gone":
@@ -67,6 +72,8 @@ def remote(url, **details):
         ("https://x/..%2F..%2Fetc%2Fpasswd", remote("https://x/..%2F..%2Fetc%2Fpasswd", filename="passwd")),
         ({"transfer_method": "remote_url", "url": "https://x/a.txt", "type": "document"},
          {**remote("https://x/a.txt", filename="a.txt", extension=".txt", mime_type="text/plain"), "type": "document"}),
+        ({"transfer_method": "remote_url", "url": "https://x/a.txt", "size": 3, "filename": "n.txt"},
+         {**remote("https://x/a.txt", filename="n.txt", extension=".txt", mime_type="text/plain"), "size": 3}),
         ({"url": "u", "id": 1, **KNOWN}, {**IDENTITY, "url": "u", **KNOWN}),
         ({"url": "u", "type": "image", "size": "3"}, {**IDENTITY, "url": "u", "type": "image"}),
     ],
@@ -83,13 +90,33 @@ async def test_references_are_resolved_on_behalf_of_the_user(method):
     assert (text, sent) == ("ok", {**RESOLVED, "type": "image"})
     [request] = dify_api.requests
     assert str(request.url) == "http://api.test/inner/api/download/file/request"
-    assert request.headers["X-Inner-Api-Key"] == "secret"
+    assert request.headers["X-Inner-Api-Key"] == API_KEY
     assert dify_api.bodies == [
         {
             "tenant_id": "t-1", "user_id": "u-1", "user_from": "account", "invoke_from": "web-app",
             "file": {"transfer_method": method, "reference": "r"},
         }
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("stated", "name"),
+    [
+        ("../../x", "x"),
+        ("/etc/passwd", "passwd"),
+        ("..\\..\\x.exe", "x.exe"),
+        ("..", None),
+        ("a/..", None),
+        ("/", None),
+    ],
+)
+async def test_a_name_is_no_path_whoever_states_it(stated, name):
+    answer = reply({"data": {"filename": stated, "download_url": "https://x/y"}})
+    _, sent, _ = await call(REFERENCE, api=[answer])
+    assert sent.get("filename") == name
+    for given in ({"url": "u"}, {"transfer_method": "remote_url", "url": "https://x"}):
+        _, sent, _ = await call({**given, "filename": stated})
+        assert sent.get("filename") == name
 
 
 @pytest.mark.parametrize("kind", ["files", "system-files"])
@@ -140,6 +167,7 @@ async def test_what_is_no_file_is_a_validation_observation(value, more, text):
         (reply({"code": "forbidden", "message": "not yours", "status": 403}, 403), "not yours"),
         (reply("oops", 500), "oops"),
         (reply({"data": None, "error": "no such file"}), "no such file"),
+        (reply({"data": {}, "error": "no such file"}), "no such file"),
         (reply({"data": None, "error": ""}), "gave no URL"),
         (reply({"data": {"filename": "a"}, "error": ""}), "does not fit its contract"),
         (reply("<html>"), "does not fit its contract"),
@@ -154,6 +182,46 @@ async def test_a_reference_that_cannot_be_resolved_is_an_invoke_observation(answ
     assert text in seen
     assert sent is None
     assert len(dify_api.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "setting"),
+    [
+        (
+            reply({"code": "not_found", "message": "", "status": 404}, 404),
+            "DIFY_AGENT_INNER_API_KEY, DIFY_AGENT_INNER_API_URL",
+        ),
+        (reply("<html>", 400), "DIFY_AGENT_INNER_API_URL"),
+        (httpx2.ConnectError("refused"), "DIFY_AGENT_INNER_API_URL"),
+        (reply({"code": "invalid_request", "message": "bad", "status": 400}, 400), None),
+        (reply({"data": None, "error": "no such file"}), None),
+    ],
+)
+async def test_operators_read_in_the_log_why_no_file_can_be_had(answer, setting):
+    with capture_logs() as logs:
+        await call(REFERENCE, api=[answer])
+    assert [(line["log_level"], line["setting"]) for line in logs] == (
+        [] if setting is None else [("warning", setting)]
+    )
+
+
+async def test_a_long_error_is_cut():
+    seen, _, _ = await call(REFERENCE, api=[reply({"data": None, "error": "x" * 100_000})])
+    assert seen.endswith(": " + "x" * MAX_ERROR_CHARS)
+
+
+async def test_types_do_not_depend_on_the_host(monkeypatch):
+    monkeypatch.setattr("mimetypes.guess_type", lambda *_: pytest.fail("reads the host's files"))
+    _, sent, _ = await call("https://x/a.png")
+    assert sent["mime_type"] == "image/png"
+
+
+async def test_the_files_of_a_call_are_counted_before_any_is_resolved():
+    text, sent, dify_api = await call([REFERENCE] * MAX_FILES, kind="files")
+    assert (text, len(sent), len(dify_api.requests)) == ("ok", MAX_FILES, MAX_FILES)
+    text, sent, dify_api = await call([REFERENCE] * (MAX_FILES + 1), kind="files")
+    assert f"validation error: parameter f: one call takes at most {MAX_FILES} files" in text
+    assert (sent, dify_api.requests) == (None, [])
 
 
 async def test_only_a_sandbox_layer_is_a_shell():

@@ -5,7 +5,8 @@ import json
 import httpx2
 import pytest
 import trio
-from tests.unit.layers.outbound_fakes import SocketServer, entered, items, reply, said, services
+from structlog.testing import capture_logs
+from tests.unit.layers.outbound_fakes import DAEMON_KEY, SocketServer, entered, items, reply, said, services
 
 from dify_agent.actors.failures import describe_failure
 from dify_agent.backends.transport import OutboundOptions, open_outbound
@@ -39,7 +40,7 @@ async def test_golden_request():
     assert (request.method, str(request.url)) == ("POST", "http://daemon.test/plugin/t-1/dispatch/tool/invoke")
     headers = request.headers
     assert (headers["X-Api-Key"], headers["X-Plugin-ID"], headers["Content-Type"]) == (
-        "secret", "langgenius/search", "application/json",
+        DAEMON_KEY, "langgenius/search", "application/json",
     )  # fmt: skip
     assert json.loads(request.content) == {
         "user_id": "u-1",
@@ -193,6 +194,38 @@ async def test_errors_are_observations(answer, text):
     assert await call(outbound, {"name": "seen"}) == text
 
 
+DAEMON_URL_SETTING = "DIFY_AGENT_PLUGIN_DAEMON_URL"
+
+
+@pytest.mark.parametrize(
+    ("answer", "setting"),
+    [
+        (reply(enveloped("PluginDaemonUnauthorizedError", -401), 401), "DIFY_AGENT_PLUGIN_DAEMON_API_KEY"),
+        (reply(typed("PluginDaemonUnauthorizedError"), 401), "DIFY_AGENT_PLUGIN_DAEMON_API_KEY"),
+        (reply("404 page not found", 404), DAEMON_URL_SETTING),
+        (reply({"code": "not_found", "message": "", "status": 404}, 404), DAEMON_URL_SETTING),
+        (reply("<html>", 502), DAEMON_URL_SETTING),
+        (reply("<html>\n"), DAEMON_URL_SETTING),
+        # what the model, the user or the plugin's author can mend is no line
+        (reply(typed("InvokeAuthorizationError"), 401), None),
+        (reply(typed("PluginNotFoundError"), 404), None),
+        (reply({"code": -400, "message": "missing header", "data": None}, 400), None),
+        (reply("slow down", 429), None),
+        (reply("data: {\n\n"), None),
+        (items(None, code=-500, message=typed("InvokeError")), None),
+        (items(said("a")), None),
+    ],
+)  # fmt: skip
+async def test_operators_read_in_the_log_of_what_only_they_can_mend(answer, setting):
+    _, _, outbound = services(daemon=[answer])
+    with capture_logs() as logs:
+        await call(outbound)
+    names = ("log_level", "event", "tool", "plugin_id", "tenant_id", "app_id", "setting")
+    event = "plugin tool could not be run; the run goes on"
+    expected = ["warning", event, TOOL["tool_name"], TOOL["plugin_id"], "t-1", "app-1", setting]
+    assert [[line[name] for name in names] for line in logs] == ([] if setting is None else [expected])
+
+
 async def test_unknown_item_types_and_an_error_behind_text_discard_what_came_before():
     unknown = items(said("a"), {"type": "retriever_resources", "message": {}})
     _, _, outbound = services(daemon=[unknown])
@@ -243,6 +276,14 @@ async def test_framing_survives_any_packets(size):
     assert stream.closed
 
 
+async def test_an_item_may_have_no_message():
+    data = {"code": 0, "message": None, "data": said("a")}
+    _, _, outbound = services(daemon=[reply(json.dumps(data))])
+    assert await call(outbound) == "a"
+    _, _, outbound = services(daemon=[reply(json.dumps({"code": -500, "message": None, "data": None}))])
+    assert await call(outbound) == FAILED.format("error -500")
+
+
 @pytest.mark.parametrize(
     ("limit", "text"),
     [("MAX_LINE_BYTES", "a line is longer than 500 bytes"), ("MAX_REPLY_BYTES", "larger than 500 bytes")],
@@ -255,6 +296,49 @@ async def test_replies_without_an_end_are_given_up(monkeypatch, limit, text):
     assert text in await call(outbound)
     assert stream.closed
     assert stream.taken < 20, "the rest is not read"
+
+
+@pytest.mark.parametrize("kind", ["json", "variable", "log"])
+async def test_lines_that_would_hold_up_other_runs_are_given_up(kind):
+    body = b'{"code":0,"data":{"type":"%s","message":{"json_object":[' % kind.encode() + b"[]," * 2_000_000 + b"0]}}}"
+    _, _, outbound = services(daemon=[reply(body)])
+    assert "a line of more than 100000 values" in await call(outbound)
+
+
+async def test_an_error_that_would_hold_up_other_runs_is_its_text():
+    body = json.dumps({"error_type": "X", "message": [0] * 1_000_000})
+    _, _, outbound = services(daemon=[reply(json.dumps({"code": -500, "message": body}))])
+    assert (await call(outbound)).startswith(FAILED.format(body[:100]))
+
+
+@pytest.mark.parametrize("status", [200, 401, 500])
+async def test_no_secret_comes_back(status):
+    tool = {
+        "credentials": {"api_key": 'tool"secret', "n": 1},
+        "runtime_parameters": {"token": "hidden-token", "zone": "Europe"},
+        "parameters": [{"name": name, "type": kind, "form": "form"} for name, kind in (("token", "secret-input"),
+                                                                                       ("zone", "string"))],
+    }  # fmt: skip
+
+    async def echo(request):
+        head = "\n".join(f"{name}: {value}" for name, value in request.headers.items())
+        text = f"{head}\n{request.content.decode()}"
+        return reply({"code": -500, "message": text, "data": None} if status == 200 else text, status)
+
+    _, _, outbound = services(daemon=[echo])
+    with capture_logs() as logs:
+        observation = await call(outbound, tool)
+    assert observation.count("***") == 3
+    for secret in (DAEMON_KEY, 'tool"secret', 'tool\\"secret', "hidden-token"):
+        assert secret not in observation
+        assert secret not in str(logs)
+    assert "Europe" in observation
+
+
+async def test_no_key_is_in_an_observation():
+    halves = [said(f"the key is {DAEMON_KEY[:6]}"), said(DAEMON_KEY[6:])]
+    _, _, outbound = services(daemon=[items(*halves)])
+    assert await call(outbound) == "the key is ***"
 
 
 @pytest.mark.parametrize(

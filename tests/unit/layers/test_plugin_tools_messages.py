@@ -87,6 +87,14 @@ def test_limits_of_a_file(monkeypatch):
         observed(item("blob", blob=b64encode(bytes(11)).decode()))
 
 
+def test_limits_of_files_that_do_not_end(monkeypatch):
+    monkeypatch.setattr(messages, "MAX_OPEN_FILES", 2)
+    ended = chunk(b"1", key="a", end=True)
+    assert observed(chunk(b"1", key="a"), chunk(b"1", key="b"), chunk(b"1", key="b"), ended, chunk(b"1", key="c"))
+    with pytest.raises(ValueError, match="more than 2 files at the same time"):
+        observed(*(chunk(b"1", key=key) for key in "abc"))
+
+
 def test_limits_of_the_text(monkeypatch):
     monkeypatch.setattr(messages, "MAX_TEXT_BYTES", 10)
     assert observed(item("text", text="ü" * 5)) == "ü" * 5

@@ -1,9 +1,18 @@
 """Arguments of plugin tools: defaults, casts, hidden values (integrations 4.2)."""
 
+import math
+from contextlib import suppress
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dify_agent.layers.dify_plugin.parameters import cast_value, check_hidden_parameters, prepare_parameters
-from dify_agent.layers.dify_plugin.tools_config import DifyPluginToolConfig, DifyPluginToolParameter
+from dify_agent.layers.dify_plugin.tools_config import (
+    DifyPluginToolConfig,
+    DifyPluginToolParameter,
+    DifyPluginToolParameterType,
+)
 
 TEXTS = ["string", "secret-input", "select", "checkbox", "dynamic-select"]
 
@@ -32,7 +41,10 @@ def test_texts(kind, value, text):
         ("boolean", "No", False), ("boolean", "n", False), ("boolean", "0", False), ("boolean", "FALSE", False),
         ("boolean", "", False), ("boolean", "on", True), ("boolean", [], False),
         ("number", 3, 3), ("number", 3.5, 3.5), ("number", "42", 42), ("number", "-4.50", -4.5), ("number", "", ""),
-        ("number", None, None), ("number", [1], [1]),
+        ("number", None, None), ("number", [1], [1]), ("number", True, True), ("number", " ٤٢ ", 42),
+        ("number", "9" * 308, int("9" * 308)), ("number", "1.0e-999999", 0.0), ("number", 10**308, 10**308),
+        ("array", "[" * 100_000, ["[" * 100_000]), ("object", '{"a":' * 9999, {}),
+        ("boolean", 10**400, True), ("boolean", "١", True),
         ("array", [1], [1]), ("array", '["a", 1]', ["a", 1]), ("array", "a", ["a"]),
         ("array", '{"a": 1}', ['{"a": 1}']),
         ("array", 7, [7]), ("array", None, [None]), ("array", "[1", ["[1"]),
@@ -58,7 +70,21 @@ def test_casts(kind, value, result):
         ("number", "ten", "'ten' is not a number"),
         ("number", "1e5", "is not a number"),
         ("number", "9.9e999", "is too large"),
-        ("number", "9" * 5000, "is not a number"),
+        ("number", "9.9e-999x", "is not a number"),
+        ("number", "9" * 310, "is too large"),
+        ("number", "-" + "9" * 310, "is too large"),
+        ("number", "9" * 5000, "is too large"),
+        ("number", "٩" * 5000, "is too large"),
+        ("number", "1e999999", "is too large"),
+        ("number", "1.0e999999", "is too large"),
+        ("number", "-1.e999999", "is too large"),
+        ("number", 10**400, "is too large"),
+        ("number", float("-inf"), "is too large"),
+        ("number", float("nan"), "or none"),
+        ("number", "inf", "is not a number"),
+        ("number", "nan", "is not a number"),
+        ("number", "x" * 5000, "is not a number"),
+        ("number", "True", "is not a number"),
         ("file", [], "takes exactly one file, got 0"),
         ("file", ["a", "b"], "takes exactly one file, got 2"),
         ("model-selector", "m", "must be an object"),
@@ -68,6 +94,33 @@ def test_casts(kind, value, result):
 def test_refused_values_name_the_parameter(kind, value, text):
     with pytest.raises(ValueError, match=f"^parameter p: .*{text}"):
         cast_value(declared(type=kind), value)
+
+
+@pytest.mark.parametrize("kind", TEXTS)
+def test_what_python_cannot_write_is_refused(kind):
+    nested = []
+    for _ in range(100_000):
+        nested = [nested]
+    with pytest.raises(ValueError, match=r"^parameter p: is nested too deeply$"):
+        cast_value(declared(type=kind), nested)
+    for value in (10**5000, [10**5000]):
+        with pytest.raises(ValueError, match=r"^parameter p: holds a number that is too large$"):
+            cast_value(declared(type=kind), value)
+
+
+@given(
+    st.sampled_from(DifyPluginToolParameterType),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.from_regex(r"[+-]?\d*\.?\d*e?\d*"),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=5,
+    ),
+)
+def test_a_cast_refuses_or_gives_a_value(kind, value):
+    with suppress(ValueError):
+        cast = cast_value(declared(type=kind), value)
+        if kind is DifyPluginToolParameterType.NUMBER and isinstance(cast, int | float):
+            assert math.isfinite(cast)
 
 
 def test_arguments_lie_over_hidden_values_over_defaults():

@@ -21,7 +21,9 @@ class Human:
         return requests
 
 
-@pytest.mark.parametrize("value", [Output(), Human(), object(), None, 1, "text"], ids=repr)
+@pytest.mark.parametrize(
+    "value", [Output(), Human(), object(), None, 1, "text"], ids=lambda value: type(value).__name__
+)
 @pytest.mark.parametrize("port", [HumanLayer, ModelLayer, OutputLayer, UsageReport])
 def test_it_says_what_isinstance_says_again_and_again(value, port):
     assert [provides(value, port) for _ in range(3)] == [isinstance(value, port)] * 3

@@ -10,12 +10,13 @@ import trio
 
 @dataclass
 class Reply:
-    """What one request is answered with. ``hang``: the body is left open after ``chunks``."""
+    """What one request is answered with. ``hang``: the body is left open after ``chunks``; ``more`` follows its end."""
 
     chunks: list[bytes] = field(default_factory=list)
     status: str = "200 OK"
     headers: dict[str, str] = field(default_factory=lambda: {"content-type": "text/event-stream"})
     hang: bool = False
+    more: bytes = b""
 
 
 class FakeProvider:
@@ -62,7 +63,7 @@ class FakeProvider:
             if not data:
                 self.closed.set()
         else:
-            await stream.send_all(b"0\r\n\r\n")
+            await stream.send_all(b"0\r\n\r\n" + reply.more)
 
 
 class _Stream:

@@ -1,5 +1,6 @@
 """Models by name: which are allowed, and how the SDKs behave on Trio against a loopback server."""
 
+import gzip
 import os
 import subprocess
 import sys
@@ -124,6 +125,29 @@ async def test_an_exhausted_pool_names_its_setting():
             with pytest.raises(ModelAPIError, match="DIFY_AGENT_OUTBOUND_HTTP_MAX_CONNECTIONS"):
                 await play(model)
     assert len(provider.requests) == 1
+
+
+@pytest.mark.parametrize("encoding", ["gzip, gzip", "br"])
+async def test_compression_is_not_asked_for_and_a_compressed_answer_is_refused(encoding):
+    packed = Reply([gzip.compress(b"\n" * 1_000_000)], headers={"content-encoding": encoding})
+    async with serving(packed) as (provider, registry):
+        with pytest.raises(ModelAPIError, match="HTTP 200 with a Content-Encoding") as caught:
+            await play(registry.get_model("openai:gpt-x", provider.base_url))
+    assert "\n" not in caught.value.message
+    [(_, headers, _)] = provider.requests
+    assert headers["accept-encoding"] == "identity"
+
+
+async def test_what_follows_an_answer_is_not_the_next_answer():
+    """On the registry's own client; the process's is checked with the pool."""
+    async with serving(Reply(responses_text("a"), more=b"HTTP/1.1 200 OK\r\n"), Reply(responses_text("b"))) as (
+        provider,
+        registry,
+    ):
+        model = registry.get_model("openai:gpt-x", provider.base_url)
+        texts = [(await play(model))[1].text for _ in range(2)]
+    assert texts == ["a", "b"]
+    assert provider.connections == 2
 
 
 async def test_clients_are_built_once_per_configuration():

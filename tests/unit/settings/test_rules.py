@@ -133,6 +133,8 @@ def test_prefix_with_braces_is_refused(prefix: str) -> None:
 URLS = [
     ("INNER_API_URL", "http://api:5001/", "http://api:5001"),
     ("INNER_API_URL", "https://dify.example.com/base//", "https://dify.example.com/base"),
+    ("INNER_API_URL", "http://inner/api", "http://inner/api"),
+    ("INNER_API_URL", "http://api/not-inner/api", "http://api/not-inner/api"),
     ("SANDBOX_FILES_BASE_URL", " https://dify.example.com/files-in/ ", "https://dify.example.com/files-in"),
     ("MODEL_BASE_URLS", "http://a/v1/, https://b ,", ("http://a/v1", "https://b")),
     ("MODEL_BASE_URLS", ' ["http://a/v1/", " https://b"]', ("http://a/v1", "https://b")),
@@ -158,6 +160,11 @@ BAD_URLS = [
     ("INNER_API_URL", "http://api?x=1", "DIFY_AGENT_INNER_API_URL must not include a query string or fragment"),
     ("INNER_API_URL", "http://api#f", "DIFY_AGENT_INNER_API_URL must not include a query string or fragment"),
     ("INNER_API_URL", "http://api?", "DIFY_AGENT_INNER_API_URL must not include a query string or fragment"),
+    *(
+        ("INNER_API_URL", f"{root}{path}", f"must be the root of the Dify API, without /inner/api: {root}")
+        for root in ("http://api:5001", "https://dify.example.com/base", "http://[::1]:5001")
+        for path in ("/inner/api", "/inner/api/", "//inner/api//")
+    ),
     ("SANDBOX_FILES_BASE_URL", "https://x/y?z", "must not include a query string or fragment"),
     ("SANDBOX_FILES_BASE_URL", "/files", "must be an http:// or https:// URL"),
     ("LOCAL_SANDBOX_ENDPOINT", "sandbox:5004", "DIFY_AGENT_LOCAL_SANDBOX_ENDPOINT must be an http"),

@@ -35,8 +35,9 @@ def test_the_total_counts_all_tenants() -> None:
     active = ActiveRuns(RunLimits(total=2))
     active.admit("1", "a")
     active.admit("2", "b")
-    with pytest.raises(TooManyActiveRunsError):
+    with pytest.raises(TooManyActiveRunsError) as refused:
         active.admit("3", "c")
+    assert refused.value.limit == "process"
     assert len(active) == 2
     active.release("1")
     active.admit("3", "c")
@@ -47,13 +48,14 @@ def test_each_tenant_has_a_count_and_those_without_one_share_theirs() -> None:
     for number, name in enumerate(("a", "b", "")):
         active.admit(str(number), name)
     for name in ("a", "b", ""):
-        assert not active.has_room(name)
-        with pytest.raises(TooManyActiveRunsError):
+        assert active.reached(name) == "tenant"
+        with pytest.raises(TooManyActiveRunsError) as refused:
             active.admit("more", name)
-    assert active.has_room("c")
+        assert refused.value.limit == "tenant"
+    assert active.reached("c") is None
     active.release("0")
-    assert active.has_room("a")
-    assert not active.has_room("b")
+    assert active.reached("a") is None
+    assert active.reached("b") == "tenant"
 
 
 def test_a_release_counts_once() -> None:
@@ -64,7 +66,7 @@ def test_a_release_counts_once() -> None:
     active.release("1")
     active.release("never admitted")
     active.admit("3", "a")
-    assert not active.has_room("a")
+    assert active.reached("a") is not None
 
 
 # Admission in the supervisor.

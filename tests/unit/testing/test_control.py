@@ -41,6 +41,15 @@ async def test_requests_by_page_path_and_outcome() -> None:
         assert (await client.get("/__fake/requests?after=x")).status_code == 422
 
 
+async def test_requests_are_told_whatever_their_body_and_the_page() -> None:
+    async with asking() as (_, client):
+        for body in (b"[" * 5000 + b"]" * 5000, b'"\\ud800"', b"[NaN]", b"\xff"):
+            await client.post(LLM, content=body)
+        answer = await client.get("/__fake/requests?limit=99999999999999999999999")
+        assert len(answer.json()["requests"]) == 4
+        assert (await client.get(f"/__fake/requests?limit={'9' * 5000}")).status_code == 422
+
+
 async def test_the_script_is_replaced_and_reset() -> None:
     async with asking() as (fakes, client):
         script = llm({"text": "a"}, {"text": "b"}, count_by="agent_run_id")

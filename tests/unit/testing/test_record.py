@@ -27,7 +27,10 @@ def test_the_oldest_go_by_number_and_by_bytes() -> None:
     assert (len(recorder), add(recorder).number) == (0, 1)
 
 
-@pytest.mark.parametrize(("raw", "body"), [(b'{"a": 1}', {"a": 1}), (b"", None), (b"\xff{", "\ufffd{")])
+@pytest.mark.parametrize(
+    ("raw", "body"),
+    [(b'{"a": 1}', {"a": 1}), (b"", None), (b"\xff{", "\ufffd{"), (b"[" * 5000 + b"]" * 5000, "[" * 5000 + "]" * 5000)],
+)
 def test_bodies(raw: bytes, body: object) -> None:
     assert add(Recorder(), raw).body == body
 

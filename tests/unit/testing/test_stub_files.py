@@ -9,10 +9,12 @@ import pytest
 import trio
 from tests.unit.testing.asking import BOUND_SECONDS, FILE, INNER_KEY, ask, asking, file_body
 from tests.unit.testing.stub import (
+    CONFIG,
     DOWNLOAD_REQUEST,
     TEXT,
     UPLOAD_BODY,
     UPLOAD_REQUEST,
+    VERSION,
     code_of,
     download_body,
     link_to,
@@ -22,7 +24,9 @@ from tests.unit.testing.stub import (
 )
 
 from dify_agent.testing import Outcome, open_fakes
-from dify_agent.testing.kept import ENTRY_BYTES
+from dify_agent.testing.agent_config import AgentConfig
+from dify_agent.testing.files import StoredFile
+from dify_agent.testing.kept import ENTRY_BYTES, KeptState
 from dify_agent.testing.refusals import Refused
 from dify_agent.testing.signing import ACCESS_SECONDS, UrlSigner
 
@@ -222,6 +226,33 @@ async def test_the_oldest_files_make_room() -> None:
                 response = await send_file(client, await upload_uri(client, max_size=bound), b"x" * bound)
                 assert code_of(response) == (413, "file_too_large")
                 assert (await client.get(links[-1])).content == b"4" * size, "what does not fit drives nothing out"
+
+
+def test_keys_and_bytes_count() -> None:
+    state = KeptState(100_000)
+    state.put("k" * 30_000, StoredFile("i", "é", "ü" * 10, "a/b", b"12"))
+    assert state.kept_bytes == 30_000 + 2 + 2 + 20 + 3 + ENTRY_BYTES
+    for number in range(9):
+        state.put((f"{number}", "k" * 30_000), AgentConfig(note="n", env={"A": "1"}))
+    assert state.kept_bytes == 3 * (30_001 + 3 + 2 * ENTRY_BYTES)
+    assert state.get(AgentConfig, ("8", "k" * 30_000)) is not None
+    assert state.get(AgentConfig, ("5", "k" * 30_000)) is None
+    with pytest.raises(Refused, match="at most 100000 bytes"):
+        state.put("k" * 100_000, AgentConfig())
+    state.put(("8", "k" * 30_000), AgentConfig())
+    state.clear()
+    assert state.kept_bytes == 0
+
+
+@pytest.mark.parametrize("member", ["tenant_id", "user_id", "conversation_id"])
+async def test_ids_are_bounded(member: str) -> None:
+    async with asking() as (_, client):
+        for length, status in ((255, 200), (256, 400)):
+            response = await client.post(UPLOAD_REQUEST, json={**UPLOAD_BODY, member: "i" * length})
+            assert response.status_code == status
+        if member != "conversation_id":
+            note = {**VERSION, member: "i" * 256, "note": "x"}
+            assert (await client.put(f"{CONFIG}/note", json=note)).status_code == 400
 
 
 async def test_a_reset_forgets_files() -> None:

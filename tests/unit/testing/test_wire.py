@@ -54,6 +54,11 @@ async def test_chunks_share_a_write_when_told_to() -> None:
     assert writes == 3
 
 
+async def test_empty_chunks_share_a_write_too() -> None:
+    async with asking(llm({"raw": ["", "", "YWJj", "", "ZGVm"], "chunks_per_write": 2})) as (_, client):
+        assert await ask(client) == "abcdef"
+
+
 async def test_odd_lines() -> None:
     odd = "a\u2028b\u2029c\u0085d\x0be"
     step = {"text": odd, "newline": "crlf", "comments": True, "event_lines": True}

@@ -16,6 +16,10 @@ PULL_SECONDS: Final = 60.0
 """How long one job may take."""
 MAX_PULL_BYTES: Final = 1024 * 1024
 """How much one job may print."""
+MAX_NAME_BYTES: Final = 255
+"""Of a name, in UTF-8: a file of the sandbox has it, and no usual file system takes a longer one."""
+MAX_COMMAND_BYTES: Final = 64 * 1024
+"""Of a job's command line. Linux takes 128 KiB as one argument, which a script is for the shell that runs it."""
 MAX_ERROR_NAME: Final = 80
 """Characters of a name in an error's text."""
 MAX_ERROR_COMMAND: Final = 240
@@ -23,10 +27,14 @@ MAX_ERROR_DETAIL: Final = 600
 """Characters of what a command said on stderr."""
 MAX_SEARCHED: Final = 2048
 """Of them, the last that are looked through for secrets; the patterns are not linear."""
+MIN_CUT_BYTES: Final = 1024
+"""From here on a tail may have been cut by the sandbox, which keeps 2 KiB "or so" and does not say."""
 
 _UNSAFE: Final = re.compile(r"[\x00-\x1f\x7f/\\]")
 _TOKEN: Final = re.compile(r"eyJ[\w-]+(?:\.[\w-]*){2,4}")
 _QUERY: Final = re.compile(r"(https?://[^\s?\"'<>]+)\?[^\s\"'<>]+")
+_REST_OF_QUERY: Final = re.compile(r"([?&])[\w.%~-]+=[^\s\"'<>]+")
+"""What is left of a signed URL whose beginning was cut off."""
 
 _Item: TypeAlias = dict[str, Any]
 
@@ -89,6 +97,11 @@ async def pull(sandbox: SandboxLayer[Any, Any, Any, Any], kind: PullKind, mentio
         if problem := _name_problem(name):
             raise ConfigPullError(f"The {kind.noun} {_quoted(name)} cannot be pulled: {problem}.")
     command = shlex.join((*kind.command, "--json", *names))
+    if len(command.encode()) > MAX_COMMAND_BYTES:
+        raise ConfigPullError(
+            f"{_subject(kind, names)}: the command with all the names has more than {MAX_COMMAND_BYTES} bytes. "
+            f"Mention fewer {kind.noun}s."
+        )
     result = await sandbox.run_script(
         f"set -eu\n{command}\n", timeout_seconds=PULL_SECONDS, max_stdout_bytes=MAX_PULL_BYTES
     )
@@ -103,6 +116,8 @@ def _name_problem(name: str) -> str | None:
     """Why this is the name of no asset: the Agent Stub's rules (integrations 9.3), and what the command line needs."""
     if not name.strip():
         return "it has no name"
+    if len(name.encode(errors="replace")) > MAX_NAME_BYTES:
+        return f"a name has at most {MAX_NAME_BYTES} bytes"
     if name.startswith("-"):
         return "a name that begins with '-' would be an option of the command"
     if name in (".", "..") or _UNSAFE.search(name):
@@ -154,11 +169,13 @@ def _subject(kind: PullKind, names: Sequence[str]) -> str:
 def _said(result: ScriptResult) -> str:
     """The end of stderr, on one line. The sandbox has replaced what it knows to be secret; tokens and signed URLs are
     taken out here as well, because callers read the text."""
-    text = result.stderr_tail
-    if len(text) > MAX_SEARCHED:
-        # The first word may be the rest of a token, which the pattern does not know.
-        text = text[-MAX_SEARCHED:].partition(" ")[2]
-    text = " ".join(_QUERY.sub(r"\1?***", _TOKEN.sub("***", text)).split())
+    tail = result.stderr_tail[-MAX_SEARCHED:]
+    words = tail.split()
+    if len(tail.encode(errors="replace")) >= MIN_CUT_BYTES:
+        # The first word may be the rest of a token, which the patterns do not know.
+        words = words[1:]
+    text = _QUERY.sub(r"\1?***", _TOKEN.sub("***", " ".join(words)))
+    text = _REST_OF_QUERY.sub(r"\1***", text)
     return f": {text if len(text) <= MAX_ERROR_DETAIL else '…' + text[-MAX_ERROR_DETAIL:]}" if text else ""
 
 

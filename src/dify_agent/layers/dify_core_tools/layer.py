@@ -16,12 +16,15 @@ from dify_agent.layers.dify_core_tools import (
     DifyCoreToolConfig,
     DifyCoreToolsLayerConfig,
 )
+from dify_agent.layers.dify_plugin.tools_config import secret_values
 from dify_agent.layers.execution_context import DifyExecutionContextLayerConfig
 from dify_agent.layers.execution_context.layer import DifyExecutionContextLayer
 from dify_agent.layers.inner_api import InnerCallError, post_inner
 from dify_agent.layers.lenient_tool import lenient_tool
 
 INVOKE_PATH: Final = "/agent/tools/invoke"
+MAX_OBSERVATION_CHARS: Final = 4 << 20
+"""The specification sets none; no model has room for more, and the text is stored in the history and in an event."""
 
 _TOO_MANY_REQUESTS: Final = 429
 _SERVER_ERRORS: Final = 500
@@ -94,7 +97,7 @@ def provider(outbound: OutboundHttp) -> LayerProvider[DifyCoreToolsLayer]:
 class _Reply(BaseModel):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
-    observation: str
+    observation: str = Field(max_length=MAX_OBSERVATION_CHARS)
     messages: list[dict[str, Any]] = Field(default_factory=list)
     metadata: dict[str, Any] = Field(default_factory=dict)
 
@@ -107,11 +110,17 @@ class _CoreTool:
 
     async def invoke(self, /, **arguments: Any) -> str:
         """Have Dify API run the tool; the text is what the model reads. Never fails the run."""
-        context = self.context
+        context, config = self.context, self.config
         if not (context.user_id and context.user_from and context.app_id):
             return _NO_CONTEXT
         try:
-            reply = await post_inner(self.outbound, INVOKE_PATH, self._body(arguments), _Reply)
+            reply = await post_inner(
+                self.outbound,
+                INVOKE_PATH,
+                self._body(arguments),
+                _Reply,
+                redactor=self.outbound.redactor.including(secret_values(config.parameters, config.runtime_parameters)),
+            )
         except InnerCallError as error:
             # The run goes on, so an operator learns only here of a wrong key or a Dify API that is down.
             _log.warning(
@@ -122,11 +131,12 @@ class _CoreTool:
                 status=error.status,
                 code=error.code,
                 error=str(error),
+                setting=error.setting,
             )
             return _observation(error, self.config.visible_name)
         except ValueError as error:
             return _INVALID.format(text=error)
-        return reply.observation
+        return self.outbound.redactor.redact(reply.observation)
 
     def _body(self, arguments: dict[str, Any]) -> dict[str, Any]:
         config = self.config

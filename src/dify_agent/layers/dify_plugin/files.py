@@ -8,8 +8,9 @@ from pathlib import PurePosixPath
 from typing import Any, Final, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 
+from dify_agent.backends.replies import MAX_ERROR_CHARS
 from dify_agent.backends.transport import OutboundHttp
 from dify_agent.errors import DifyAgentError
 from dify_agent.layers.execution_context import DifyExecutionContextLayerConfig
@@ -25,6 +26,8 @@ PluginFile: TypeAlias = dict[str, Any]
 ``size``."""
 
 _REFERENCED: Final = ("local_file", "tool_file", "datasource_file")
+_MEDIA_TYPES: Final = mimetypes.MimeTypes()
+"""Python's own table. The functions of `mimetypes` would read the host's files, and answer by them."""
 _DETAILS: Final = {"filename": str, "mime_type": str, "extension": str, "size": int}
 
 
@@ -42,6 +45,12 @@ class _ResolvedFile(BaseModel):
 class _Resolution(BaseModel):
     data: _ResolvedFile | None = None
     error: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_the_error(cls, value: Any) -> Any:
+        """What stands beside an error need not be a file: the error is what the model is told."""
+        return {**value, "data": None} if isinstance(value, dict) and value.get("error") else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +118,9 @@ class FileResolver:
                 raise ValueError(str(error)) from error
             raise PluginFileError(f"the file could not be fetched: {error}") from error
         if resolution.error or resolution.data is None:
-            raise PluginFileError(f"the file could not be fetched: {resolution.error or 'Dify API gave no URL'}")
+            stated = resolution.error or "Dify API gave no URL"
+            problem = self.outbound.redactor.redact_error(stated)[:MAX_ERROR_CHARS]
+            raise PluginFileError(f"the file could not be fetched: {problem}")
         found = resolution.data
         details = {**_name_details(found.filename), "mime_type": found.mime_type, "size": found.size}
         return {"url": found.download_url, **{key: item for key, item in details.items() if item is not None}}
@@ -118,14 +129,15 @@ class FileResolver:
 def _remote_file(url: str, given: Mapping[str, Any]) -> PluginFile:
     """A file at a URL, described by its last path segment where ``given`` does not say otherwise."""
     # Decoded first, so that an escaped slash makes no path of the name.
-    name = PurePosixPath(unquote(urlsplit(url).path)).name
-    details = _name_details(name)
-    if details and (guessed := mimetypes.guess_type(name)[0]):
+    details = _name_details(unquote(urlsplit(url).path))
+    if details and (guessed := _MEDIA_TYPES.guess_type(details["filename"])[0]):
         details["mime_type"] = guessed
-    return _plugin_file(given, url=url, size=UNKNOWN_SIZE, **{**details, **_given_details(given)})
+    return _plugin_file(given, **{"url": url, "size": UNKNOWN_SIZE, **details, **_given_details(given)})
 
 
-def _name_details(name: str | None) -> PluginFile:
+def _name_details(path: str | None) -> PluginFile:
+    """The last segment of ``path`` as name, with its extension: a plugin may write the file under its name."""
+    name = PurePosixPath((path or "").replace("\\", "/")).name
     if not name or name == "..":
         return {}
     extension = PurePosixPath(name).suffix
@@ -144,5 +156,7 @@ def _plugin_file(given: Mapping[str, Any], **known: Any) -> PluginFile:
 
 def _given_details(given: Mapping[str, Any]) -> PluginFile:
     """What the caller said of the file, as far as it has the right type."""
-    details = {key: given.get(key) for key in _DETAILS}
+    name = given.get("filename")
+    named = _name_details(name) if isinstance(name, str) else {}
+    details = {**{key: given.get(key) for key in _DETAILS}, "filename": named.get("filename")}
     return {key: item for key, item in details.items() if type(item) is _DETAILS[key] and item != ""}

@@ -16,6 +16,8 @@ MAX_CHUNK_BYTES: Final = 8192
 """Of one decoded ``blob_chunk``; the daemon's own limit."""
 MAX_FILE_BYTES: Final = 30 << 20
 """Of one file put together from chunks."""
+MAX_OPEN_FILES: Final = 1000
+"""Files that have begun and not ended. The specification sets none; each is remembered by its id."""
 MAX_TEXT_BYTES: Final = 4 << 20
 """Of all that becomes the observation. The specification sets none; no model has room for more, and the text is stored
 in the history and in an event."""
@@ -103,6 +105,8 @@ class Observation:
         total = self._open_files.get(key, 0) + size
         if total > MAX_FILE_BYTES:
             raise _file_too_large()
+        if key not in self._open_files and len(self._open_files) >= MAX_OPEN_FILES:
+            raise ValueError(f"the tool sends more than {MAX_OPEN_FILES} files at the same time")
         self._open_files[key] = total
         if message.message.get("end") is True:
             self._file(self._open_files.pop(key), message.meta)

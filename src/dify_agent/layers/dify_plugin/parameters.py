@@ -66,6 +66,8 @@ def cast_value(parameter: DifyPluginToolParameter, value: Any) -> Any:
     """
     try:
         return _CASTS[parameter.type](value)
+    except RecursionError as error:
+        raise ValueError(f"parameter {parameter.name}: is nested too deeply") from error
     except ValueError as error:
         raise ValueError(f"parameter {parameter.name}: {error}") from error
 
@@ -73,9 +75,10 @@ def cast_value(parameter: DifyPluginToolParameter, value: Any) -> Any:
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    if isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False)
-    return str(value)
+    try:
+        return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)
+    except ValueError:
+        raise ValueError("holds a number that is too large") from None  # Python writes some thousand digits at most
 
 
 def _truth(value: Any) -> bool:
@@ -89,15 +92,31 @@ def _truth(value: Any) -> bool:
 
 
 def _number(value: Any) -> Any:
-    if not isinstance(value, str) or not value:
+    """A number in text as one. Plugins and the daemon read JSON's numbers as doubles, so that is what is too large."""
+    if not isinstance(value, str):
+        if isinstance(value, int | float) and not _is_double(value):
+            raise ValueError("the number is too large, or none")
         return value
+    if not value:
+        return value
+    shown = repr(value[:80])
     try:
-        number = float(value) if "." in value else int(value)
+        # First, because `int` takes some thousand digits at most.
+        approximate = float(value)
+        is_too_large = math.isinf(approximate) and any(character.isdigit() for character in value)
+        number = approximate if is_too_large or "." in value else int(value)
     except ValueError:
-        raise ValueError(f"{value[:80]!r} is not a number") from None
-    if not math.isfinite(number):
-        raise ValueError(f"{value[:80]!r} is too large")
+        raise ValueError(f"{shown} is not a number") from None
+    if is_too_large:
+        raise ValueError(f"{shown} is too large")
     return number
+
+
+def _is_double(number: float) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:
+        return False
 
 
 def _one_file(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """Config of `dify.plugin.tools` (specification: layers 2.12, integrations 4.1)."""
 
+from collections.abc import Iterable, Mapping
 from enum import Enum, StrEnum
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -90,6 +91,11 @@ class DifyPluginToolParameter(BaseModel):
 def no_parameters() -> dict[str, JsonValue]:
     """The schema of a tool that takes nothing."""
     return {"type": "object", "properties": {}, "required": []}
+
+
+def secret_values(declared: Iterable[DifyPluginToolParameter], values: Mapping[str, Any]) -> list[Any]:
+    """Those of ``values`` that are declared to be secret."""
+    return [values.get(each.name) for each in declared if each.type is DifyPluginToolParameterType.SECRET_INPUT]
 
 
 class DifyPluginToolConfig(BaseModel):

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
+import structlog
 from pydantic_ai.tools import Tool
 
 from agenton.compositor import LayerProvider
 from agenton.layers import LayerDeps, PydanticAILayer
-from dify_agent.backends.transport import OutboundHttp, tenant_segment
+from dify_agent.backends.transport import OutboundHttp, plugin_header, tenant_segment
+from dify_agent.errors import setting_of
 from dify_agent.layers.dify_plugin.files import FileResolver, PluginFileError
 from dify_agent.layers.dify_plugin.parameters import check_hidden_parameters, prepare_parameters
 from dify_agent.layers.dify_plugin.tools_client import PluginDaemonError, invoke_tool
@@ -17,6 +19,7 @@ from dify_agent.layers.dify_plugin.tools_config import (
     DifyPluginToolConfig,
     DifyPluginToolParameterType,
     DifyPluginToolsLayerConfig,
+    secret_values,
 )
 from dify_agent.layers.execution_context import DifyExecutionContextLayerConfig
 from dify_agent.layers.execution_context.layer import DifyExecutionContextLayer
@@ -35,6 +38,11 @@ _LOOKUP_ERRORS: Final = ("ToolNotFound", "ProviderNotFound")
 _REQUEST_ERRORS: Final = ("BadRequest", "Validate", "Validation")
 _FILE: Final = DifyPluginToolParameterType.FILE
 _FILES: Final = (DifyPluginToolParameterType.FILES, DifyPluginToolParameterType.SYSTEM_FILES)
+
+MAX_FILES: Final = 20
+"""Of one call. The specification sets none; each may take requests to Dify API and the sandbox, one after the other."""
+
+_log = structlog.get_logger()
 
 
 class DifyPluginToolsDeps(LayerDeps):
@@ -70,8 +78,10 @@ class DifyPluginToolsLayer(PydanticAILayer[DifyPluginToolsDeps, None, DifyPlugin
         check_hidden_parameters(config)
         context = self.deps.execution_context.config
         tenant_segment(context.tenant_id)
-        if not config.plugin_id.isascii() or not config.plugin_id.isprintable():
-            raise ValueError(f"Tool '{config.tool_name}': plugin_id must consist of printable ASCII characters.")
+        try:
+            plugin_header(config.plugin_id)
+        except ValueError as error:
+            raise ValueError(f"Tool '{config.tool_name}': {error}.") from error
         call = _PluginTool(config, context, self._outbound, FileResolver(self._outbound, context, self.deps.shell))
         name = config.visible_name
         return lenient_tool(call.invoke, name, config.description or name, config.parameters_json_schema)
@@ -97,12 +107,9 @@ class _PluginTool:
         """
         try:
             return await self._invoke(arguments)
-        except PluginDaemonError as error:
+        except (PluginDaemonError, PluginFileError, ValueError) as error:
+            self._tell_operators(error)
             return _observation(error, self.config.visible_name)
-        except PluginFileError as error:
-            return _FAILED.format(text=error)
-        except ValueError as error:
-            return _INVALID.format(text=error)
 
     async def _invoke(self, arguments: dict[str, Any]) -> str:
         config = self.config
@@ -117,10 +124,32 @@ class _PluginTool:
             "tool_parameters": parameters,
         }
         return await invoke_tool(
-            self.outbound, tenant_id=self.context.tenant_id, plugin_id=config.plugin_id, content=json_bytes(body)
+            self.outbound,
+            tenant_id=self.context.tenant_id,
+            plugin_id=config.plugin_id,
+            content=json_bytes(body),
+            redactor=self.outbound.redactor.including(
+                [config.credentials, secret_values(config.parameters, config.runtime_parameters)]
+            ),
+        )
+
+    def _tell_operators(self, error: Exception) -> None:
+        """A line for what no model, user or plugin can mend: the run goes on, so it is told nowhere else."""
+        setting = setting_of(error)
+        if setting is None:
+            return
+        _log.warning(
+            "plugin tool could not be run; the run goes on",
+            tool=self.config.tool_name,
+            plugin_id=self.config.plugin_id,
+            tenant_id=self.context.tenant_id,
+            app_id=self.context.app_id,
+            error=str(error),
+            setting=setting,
         )
 
     async def _resolve_files(self, parameters: dict[str, Any]) -> None:
+        self._check_files(parameters)
         for declared in self.config.parameters:
             name = declared.name
             if name not in parameters:
@@ -130,6 +159,14 @@ class _PluginTool:
             elif declared.type in _FILES:
                 parameters[name] = [await self._file(name, value) for value in parameters[name]]
 
+    def _check_files(self, parameters: dict[str, Any]) -> None:
+        left = MAX_FILES
+        for declared in self.config.parameters:
+            if declared.name in parameters and declared.type in (_FILE, *_FILES):
+                left -= 1 if declared.type is _FILE else len(parameters[declared.name])
+                if left < 0:
+                    raise ValueError(f"parameter {declared.name}: one call takes at most {MAX_FILES} files")
+
     async def _file(self, name: str, value: Any) -> dict[str, Any]:
         try:
             return await self.files.resolve(value)
@@ -137,7 +174,11 @@ class _PluginTool:
             raise ValueError(f"parameter {name}: {error}") from error
 
 
-def _observation(error: PluginDaemonError, name: str) -> str:
+def _observation(error: PluginDaemonError | PluginFileError | ValueError, name: str) -> str:
+    if isinstance(error, PluginFileError):
+        return _FAILED.format(text=error)
+    if isinstance(error, ValueError):
+        return _INVALID.format(text=error)
     kind = error.error_type or ""
     if any(word in kind for word in _CREDENTIAL_ERRORS):
         return _CREDENTIALS

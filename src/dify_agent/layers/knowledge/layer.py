@@ -12,6 +12,7 @@ from pydantic_ai.tools import Tool
 from agenton.compositor import LayerProvider
 from agenton.layers import LayerDeps, PydanticAILayer, PydanticAIUserPrompt
 from dify_agent.backends.transport import OutboundHttp
+from dify_agent.errors import setting_of
 from dify_agent.layers.execution_context.layer import DifyExecutionContextLayer
 from dify_agent.layers.knowledge import (
     DIFY_KNOWLEDGE_BASE_LAYER_TYPE_ID,
@@ -149,6 +150,7 @@ class DifyKnowledgeBaseLayer(
             max_content_chars=self.config.max_result_content_chars,
             max_chars=self.config.max_observation_chars,
             heading=heading,
+            redact=self._outbound.redactor.redact,
         )
 
     def _sets(self, mode: str) -> list[DifyKnowledgeSetConfig]:
@@ -169,6 +171,7 @@ class DifyKnowledgeBaseLayer(
             status=error.status,
             code=error.code,
             error=str(error),
+            setting=setting_of(error),
         )
 
 

@@ -1,6 +1,6 @@
 """What the model reads of retrieved passages (specification: integrations 6.3)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -28,10 +28,24 @@ class RetrievedPassage(BaseModel):
 
 
 def render_results(
-    passages: Sequence[RetrievedPassage], *, max_content_chars: int, max_chars: int, heading: bool
+    passages: Sequence[RetrievedPassage],
+    *,
+    max_content_chars: int,
+    max_chars: int,
+    heading: bool,
+    redact: Callable[[str], str],
 ) -> str:
-    """A numbered list of the passages within ``max_chars`` characters, each content within ``max_content_chars``."""
-    blocks = [_block(number, passage, max_content_chars) for number, passage in enumerate(passages, start=1)]
+    """A numbered list of the passages within ``max_chars`` characters, each content within ``max_content_chars``.
+
+    Every text goes through ``redact`` before it is cut.
+    """
+    blocks: list[str] = []
+    size = 0
+    for number, passage in enumerate(passages, start=1):
+        blocks.append(_block(number, passage, max_content_chars, redact))
+        size += len(blocks[-1])
+        if size > max_chars:
+            break
     text = "\n\n".join(blocks)
     return cut(f"{_HEADING}\n{text}" if heading else text, max_chars)
 
@@ -51,15 +65,18 @@ def cut(text: str, limit: int) -> str:
     return text[: limit - len(_CUT)] + _CUT
 
 
-def _block(number: int, passage: RetrievedPassage, max_content_chars: int) -> str:
+def _block(number: int, passage: RetrievedPassage, max_content_chars: int, redact: Callable[[str], str]) -> str:
+    def shown(value: Any) -> str:
+        return redact(_shown(value))
+
     metadata = passage.metadata
-    document = _shown(metadata.get("document_name"))
-    title = _shown(passage.title) or document or _UNTITLED
-    content = _shown(passage.content) or _shown(passage.summary)
+    document = shown(metadata.get("document_name"))
+    title = shown(passage.title) or document or _UNTITLED
+    content = shown(passage.content) or shown(passage.summary)
     details = {
-        "Dataset": _shown(metadata.get("dataset_name")),
+        "Dataset": shown(metadata.get("dataset_name")),
         "Document": document,
-        "Score": _shown(metadata.get("score")),
+        "Score": shown(metadata.get("score")),
         "Content": cut(content, max_content_chars),
     }
     return "\n".join([f"{number}. {title}", *(f"   {name}: {value}" for name, value in details.items() if value)])

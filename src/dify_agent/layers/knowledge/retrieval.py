@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from dify_agent.backends.transport import OutboundHttp
+from dify_agent.backends.transport import DIFY_API, OutboundHttp
 from dify_agent.errors import DifyAgentError, RunFailedError
 from dify_agent.layers.execution_context import DifyExecutionContextLayerConfig
 from dify_agent.layers.inner_api import InnerCallError, post_inner
@@ -17,8 +17,11 @@ RETRYABLE_STATUSES: Final = frozenset({429, 502})
 """Rate limit, and a failure of an external knowledge base. Other server errors are not: unlike with tools, a run
 without its knowledge answers wrongly."""
 
+MAX_RESULTS: Final = 1000
+"""Of one search. The specification sets none; the model reads fewer than that in the 12,000 characters that an
+observation has by default, and each costs microseconds."""
+
 _CALLER: Final = ("tenant_id", "user_id", "user_from", "app_id", "invoke_from")
-_KEY_HINT: Final = " (Dify API answers so to a wrong key too: check DIFY_AGENT_INNER_API_KEY)"
 
 PartT = TypeVar("PartT")
 
@@ -26,8 +29,8 @@ PartT = TypeVar("PartT")
 class DifyKnowledgeBaseClientError(RunFailedError):
     """A search failed for good: the run fails, Dify API's error code is the reason."""
 
-    def __init__(self, message: str, *, code: str | None) -> None:
-        super().__init__(message, reason=code or type(self).__name__)
+    def __init__(self, message: str, *, code: str | None, setting: str | None = None) -> None:
+        super().__init__(message, reason=code or type(self).__name__, setting=setting)
 
 
 class KnowledgeUnavailableError(DifyAgentError):
@@ -42,7 +45,7 @@ class KnowledgeUnavailableError(DifyAgentError):
 class _Reply(BaseModel):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
-    results: list[RetrievedPassage]
+    results: list[RetrievedPassage] = Field(max_length=MAX_RESULTS)
     usage: dict[str, Any] | None = None
 
 
@@ -89,7 +92,7 @@ async def retrieve(
     except InnerCallError as error:
         if error.interrupted or error.status in RETRYABLE_STATUSES:
             raise KnowledgeUnavailableError(error) from error
-        hint = _KEY_HINT if error.code == "not_found" else ""
+        hint = DIFY_API.hint(error.status, error.setting)
         text = f"search in knowledge set '{source.name}' failed: {error}{hint}"
-        raise DifyKnowledgeBaseClientError(text, code=error.code) from error
+        raise DifyKnowledgeBaseClientError(text, code=error.code, setting=error.setting) from error
     return reply.results

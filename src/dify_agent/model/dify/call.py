@@ -7,6 +7,9 @@ import httpx2
 from pydantic_ai.settings import ModelSettings
 from pydantic_core import to_json
 
+from dify_agent.backends.redaction import Redactor
+from dify_agent.backends.transport import Peer
+
 JSON_HEADERS: Final = {"Content-Type": "application/json"}
 
 _NOT_SENT: Final = frozenset(
@@ -43,8 +46,12 @@ class LlmRoute(Protocol):
         """The process's client for this way; its default headers carry the key."""
 
     @property
-    def peer(self) -> str:
-        """Who answers, for error texts."""
+    def peer(self) -> Peer:
+        """Who answers, for error texts and the log."""
+
+    @property
+    def redactor(self) -> Redactor:
+        """Takes out of error texts what a request holds that is secret."""
 
     @property
     def provider_name(self) -> str:

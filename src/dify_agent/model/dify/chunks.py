@@ -21,6 +21,8 @@ class ToolCallChunk(TypedDict, total=False):
     """A tool call, or a fragment of one."""
 
     id: str | None
+    index: Any
+    """Position among the answer's calls, a whole number; sent by some providers, not by Dify's own schema."""
     function: ToolFunction | None
 
 

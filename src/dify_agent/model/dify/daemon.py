@@ -5,7 +5,8 @@ from typing import Any, Final
 
 import httpx2
 
-from dify_agent.backends.transport import OutboundHttp, tenant_segment
+from dify_agent.backends.redaction import Redactor
+from dify_agent.backends.transport import PLUGIN_DAEMON, OutboundHttp, Peer, plugin_header, tenant_segment
 from dify_agent.model.dify.call import JSON_HEADERS, LlmCall, encode
 from dify_agent.protocol.execution_context import DifyExecutionContextLayerConfig
 
@@ -25,14 +26,16 @@ class DaemonRoute:
         """Take who asks for which provider.
 
         Raises:
-            ValueError: the tenant cannot stand in a path.
+            ValueError: the tenant cannot stand in a path, or the plugin in a header.
         """
         self._outbound: Final = outbound
         self._user_id: Final = context.user_id
         self._tenant: Final = tenant_segment(context.tenant_id)
         self._plugin_id: Final = plugin_id
+        self._headers: Final = {**JSON_HEADERS, **plugin_header(plugin_id)}
         self._model_provider: Final = model_provider
         self._credentials: Final = dict(credentials)
+        self._redactor: Final = outbound.redactor.including(self._credentials)
 
     @property
     def client(self) -> httpx2.AsyncClient:
@@ -40,9 +43,14 @@ class DaemonRoute:
         return self._outbound.daemon
 
     @property
-    def peer(self) -> str:
-        """For error texts."""
-        return "the plugin daemon"
+    def peer(self) -> Peer:
+        """For error texts and the log."""
+        return PLUGIN_DAEMON
+
+    @property
+    def redactor(self) -> Redactor:
+        """Knows the keys and the credentials."""
+        return self._redactor
 
     @property
     def provider_name(self) -> str:
@@ -64,7 +72,7 @@ class DaemonRoute:
         }
         user = {} if self._user_id is None else {"user_id": self._user_id}
         url = f"{self._outbound.daemon_url}/plugin/{self._tenant}/dispatch/llm/invoke"
-        return url, {**JSON_HEADERS, "X-Plugin-ID": self._plugin_id}, encode({**user, "data": data})
+        return url, self._headers, encode({**user, "data": data})
 
 
 def _with_content(message: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from uuid import NAMESPACE_URL, uuid5
 import httpx2
 from pydantic_ai.exceptions import UserError
 
-from dify_agent.backends.transport import OutboundHttp
+from dify_agent.backends.redaction import Redactor
+from dify_agent.backends.transport import DIFY_API, OutboundHttp, Peer
 from dify_agent.model.dify.call import JSON_HEADERS, LlmCall, encode
 from dify_agent.protocol.execution_context import DifyExecutionContextLayerConfig
 
@@ -40,9 +41,14 @@ class GatewayRoute:
         return self._outbound.dify_api
 
     @property
-    def peer(self) -> str:
-        """For error texts."""
-        return "the Dify API"
+    def peer(self) -> Peer:
+        """For error texts and the log."""
+        return DIFY_API
+
+    @property
+    def redactor(self) -> Redactor:
+        """Knows the keys."""
+        return self._outbound.redactor
 
     @property
     def provider_name(self) -> str:

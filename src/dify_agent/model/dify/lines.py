@@ -35,7 +35,8 @@ class LineSplitter:
         Raises:
             LineTooLongError: a line is longer than allowed, ended or not. Later lines are lost.
         """
-        *lines, tail = data.split(b"\n")
+        lines = data.split(b"\n")
+        tail = lines.pop()
         if lines and self._rest:
             lines[0] = b"".join((*self._rest, lines[0]))
             self._rest.clear()
@@ -43,9 +44,14 @@ class LineSplitter:
         if tail:
             self._rest.append(tail)
             self._rest_bytes += len(tail)
-        if self._rest_bytes > self._max_bytes or any(len(line) > self._max_bytes for line in lines):
+        if self._rest_bytes > self._max_bytes or self._is_too_long(lines, len(data)):
             raise LineTooLongError(self._max_bytes)
         return lines
+
+    def _is_too_long(self, lines: list[bytes], read: int) -> bool:
+        """Whether one of the lines is, of which the first alone is longer than what was read."""
+        looked_at = lines if read > self._max_bytes else lines[:1]
+        return any(len(line) > self._max_bytes for line in looked_at)
 
     def finish(self) -> bytes:
         """What came after the last line end."""

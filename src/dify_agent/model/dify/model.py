@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import httpx2
-from pydantic_ai.exceptions import UserError
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.settings import ModelSettings, merge_model_settings
@@ -13,6 +12,7 @@ from pydantic_ai.tools import RunContext
 
 from dify_agent.model.dify.answer import open_answer
 from dify_agent.model.dify.call import LlmCall, LlmRoute, model_parameters, stop_sequences
+from dify_agent.model.dify.errors import NoAddressError
 from dify_agent.model.dify.lines import MAX_LINE_BYTES
 from dify_agent.model.dify.messages import prompt_messages, tool_declarations
 from dify_agent.model.dify.stream import DifyStream
@@ -105,10 +105,14 @@ class DifyModel(Model[httpx2.AsyncClient]):
         try:
             request = client.build_request("POST", url, headers=headers, content=body)
         except httpx2.InvalidURL as error:
-            raise UserError(f"the address of {self._route.peer} is not a URL; the model was not asked") from error
-        max_line_bytes = MAX_LINE_BYTES + _ECHO_FACTOR * len(body)
+            raise NoAddressError(self._route.peer) from error
         async with open_answer(
-            client, request, peer=self._route.peer, model_name=self._model, max_line_bytes=max_line_bytes
+            client,
+            request,
+            peer=self._route.peer,
+            redactor=self._route.redactor,
+            model_name=self._model,
+            max_line_bytes=MAX_LINE_BYTES + _ECHO_FACTOR * len(body),
         ) as answer:
             yield DifyStream(
                 parameters,

@@ -25,13 +25,35 @@ from pydantic_ai.models import ModelRequestParameters
 
 from dify_agent.model.dify.chunks import MalformedLineError, MessageChunk, ToolCallChunk
 from dify_agent.model.dify.thinking import Piece, ThinkingSplitter, whole_spans
-from dify_agent.model.dify.tool_calls import ToolCallDraft, call_id, name_and_arguments
+from dify_agent.model.dify.tool_calls import ToolCallDraft, call_id, call_index, name_and_arguments
 from dify_agent.model.final_result import final_result
 
+MAX_ANSWER_BYTES: Final = 16 << 20
+"""Of all that one answer says, with what it costs to keep. The specification sets none. The longest answers of models
+have some hundred thousand tokens, half of this in pieces of one token; and what is said is held several times over, in
+events, history and snapshot. Lines are not counted: the Dify API repeats the prompt in each, so that a long answer to a
+long prompt has gigabytes of them."""
+
+MAX_PARTS: Final = 4096
+"""Of one answer. Each becomes several events, and one line may hold 100,000 (measured: 130 µs of the loop for each)."""
+
+_PIECE_BYTES: Final = 64
+"""Of a piece of text beside its characters."""
+_PART_BYTES: Final = 512
+"""Of a part beside what it says, and of its events."""
 _MEDIA: Final = frozenset({"image", "audio", "video", "document"})
 
 _Growing = list[str] | ToolCallDraft | FilePart
 """Text and thinking as their pieces, a tool call as its draft, a file as it is."""
+
+
+class AnswerTooLargeError(ValueError):
+    """An answer has more than it may have."""
+
+    def __init__(self, limit: str) -> None:
+        """``limit``: number and unit."""
+        super().__init__(f"the answer has more than {limit}")
+        self.limit = limit
 
 
 class ResponseParts:
@@ -45,7 +67,9 @@ class ResponseParts:
         self._parts: list[_Growing] = []
         self._kinds: list[str] = []
         self._calls: dict[str, ToolCallDraft] = {}
+        self._calls_by_index: dict[int, ToolCallDraft] = {}
         self._last_call: ToolCallDraft | None = None
+        self._kept_bytes = 0
         self._last = -1
         """Index of the part that was started last, which is not the newest when a call was replaced."""
 
@@ -54,6 +78,7 @@ class ResponseParts:
 
         Raises:
             MalformedLineError: a file cannot be read.
+            AnswerTooLargeError: with this the answer is too large.
         """
         content = message.get("content")
         if isinstance(content, str):
@@ -89,6 +114,7 @@ class ResponseParts:
             if thinking is not None:
                 self._say(self._splitter.flush())
                 if thinking:
+                    self._count(_size(thinking))
                     self._begin("thinking", [thinking])
 
     def _take_file(self, item: dict[str, Any]) -> None:
@@ -105,22 +131,29 @@ class ResponseParts:
         if not isinstance(media_type, str) or not media_type:
             raise MalformedLineError("a file without mime_type")
         self._say(self._splitter.flush())
+        self._count(len(data))
         self._begin("file", FilePart(BinaryContent(data=data, media_type=media_type)))
 
     def _take_call(self, call: ToolCallChunk, made_id: str) -> None:
         given = call_id(call)
         name, arguments = name_and_arguments(call)
         draft = self._calls.get(given) if given else None
-        if not given and not name:
-            # A call without a name can never be made, so this is more of the one before.
-            draft = self._last_call if self._last_call and self._last_call.goes_on_with("") else None
+        if draft is None and not name:
+            draft = self._unfinished(call_index(call), given)
+            if draft is None:
+                return
         if draft is None:
             self._say(self._splitter.flush())
+            self._count(_size(given) + _size(name) + _size(arguments))
             draft = ToolCallDraft(len(self._parts), given or made_id, name, arguments)
-            self._calls[draft.call_id] = self._last_call = draft
+            self._calls[draft.call_id] = draft
+            self._note(draft, call)
             self._begin("tool-call", draft)
             return
-        self._last_call = draft
+        if draft.is_nothing_new(name, arguments):
+            return
+        self._count(_PIECE_BYTES + _size(arguments))
+        self._note(draft, call)
         if draft.goes_on_with(name):
             draft.append(arguments)
             delta = ToolCallPartDelta(args_delta=arguments, tool_call_id=draft.call_id)
@@ -130,8 +163,31 @@ class ResponseParts:
             draft.begin(name or draft.name, arguments)
             self._start(draft.index)
 
+    def _unfinished(self, index: int | None, given: str) -> ToolCallDraft | None:
+        """The call that a fragment without a name, with no id or an unknown one, belongs to: that with its index, else
+        the one before, where neither an id nor two indexes tell them apart. A call without a name can never be made,
+        so the fragment is no call of its own, and without a call that goes on it is nothing."""
+        draft = None if index is None else self._calls_by_index.get(index)
+        last = self._last_call
+        if draft is None and not given and last is not None and (index is None or not last.has_position):
+            draft = last
+        return draft if draft is not None and draft.goes_on_with("") else None
+
+    def _note(self, draft: ToolCallDraft, call: ToolCallChunk) -> None:
+        self._last_call = draft
+        index = call_index(call)
+        if index is not None:
+            self._calls_by_index[index] = draft
+            draft.has_position = True
+
+    def _count(self, size: int) -> None:
+        self._kept_bytes += size
+        if self._kept_bytes > MAX_ANSWER_BYTES:
+            raise AnswerTooLargeError(f"{MAX_ANSWER_BYTES} bytes")
+
     def _say(self, pieces: list[Piece]) -> None:
         for thinking, text in pieces:
+            self._count(_PIECE_BYTES + _size(text))
             kind = "thinking" if thinking else "text"
             index = len(self._parts) - 1
             if index < 0 or self._kinds[index] != kind:
@@ -145,6 +201,9 @@ class ResponseParts:
 
     def _begin(self, kind: str, part: _Growing) -> None:
         """End the part before and start ``part``."""
+        if len(self._parts) >= MAX_PARTS:
+            raise AnswerTooLargeError(f"{MAX_PARTS} parts")
+        self._count(_PART_BYTES)
         self._end(kind)
         self._parts.append(part)
         self._kinds.append(kind)
@@ -175,3 +234,7 @@ class ResponseParts:
         text = "".join(growing)
         growing[:] = [text]
         return ThinkingPart(text) if self._kinds[index] == "thinking" else TextPart(text)
+
+
+def _size(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode(errors="replace"))

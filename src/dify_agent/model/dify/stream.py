@@ -11,8 +11,8 @@ from pydantic_ai.usage import RequestUsage
 
 from dify_agent.model.dify.answer import Answer
 from dify_agent.model.dify.chunks import ErrorEnvelopeError, MalformedLineError, parse_chunk
-from dify_agent.model.dify.errors import cut_stream, malformed, stream_error
-from dify_agent.model.dify.parts import ResponseParts
+from dify_agent.model.dify.errors import answer_too_large, cut_stream, malformed, stream_error
+from dify_agent.model.dify.parts import AnswerTooLargeError, ResponseParts
 from dify_agent.model.dify.usage import call_usage, request_usage
 from dify_agent.protocol.usage import AgentRunUsage
 
@@ -125,8 +125,12 @@ class DifyStream(StreamedResponse):
                 self._grown.take(message, self._chunks)
         except MalformedLineError as error:
             raise malformed(str(error), peer=self.answer.peer) from None
+        except AnswerTooLargeError as error:
+            raise answer_too_large(error.limit, peer=self.answer.peer) from None
         except ErrorEnvelopeError as error:
-            raise stream_error(error.code, error.message, model_name=self.model) from None
+            raise stream_error(
+                error.code, error.message, model_name=self.model, redactor=self.answer.redactor
+            ) from None
         self._chunks += 1
         self.final_result_event = self._grown.final_result
         usage = delta.get("usage")

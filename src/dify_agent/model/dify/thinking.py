@@ -1,12 +1,10 @@
 """Inline thinking: ``<think>…</think>`` inside text, wherever the chunks cut it (integrations 3.7)."""
 
-import re
 from collections.abc import Iterator
 from typing import Final
 
 OPEN: Final = "<think>"
 CLOSE: Final = "</think>"
-_SPAN: Final = re.compile(r"<think>(.*?)</think>", re.DOTALL)
 
 Piece = tuple[bool, str]
 """Whether it is thinking, and the text; never empty."""
@@ -31,19 +29,16 @@ class ThinkingSplitter:
         text = self._held + text
         self._held = ""
         pieces: list[Piece] = []
-        while True:
-            tag = CLOSE if self._thinking else OPEN
-            before, found, after = text.partition(tag)
-            if not found:
-                break
-            if before:
-                pieces.append((self._thinking, before))
+        start = 0
+        while (at := text.find(tag := CLOSE if self._thinking else OPEN, start)) >= 0:
+            if at > start:
+                pieces.append((self._thinking, text[start:at]))
             self._thinking = not self._thinking
-            text = after
-        keep = len(text) - _started(text, tag)
-        if keep:
-            pieces.append((self._thinking, text[:keep]))
-        self._held = text[keep:]
+            start = at + len(tag)
+        end = len(text) - _started(text, tag, start)
+        if end > start:
+            pieces.append((self._thinking, text[start:end]))
+        self._held = text[end:]
         return pieces
 
     def flush(self) -> list[Piece]:
@@ -56,13 +51,13 @@ def whole_spans(text: str) -> Iterator[tuple[str, str | None]]:
     """Text before each complete ``<think>`` span and the thinking in it, trimmed of newlines; at last the rest and
     None."""
     end = 0
-    for span in _SPAN.finditer(text):
-        yield text[end : span.start()], span[1].strip("\r\n")
-        end = span.end()
+    while (start := text.find(OPEN, end)) >= 0 and (close := text.find(CLOSE, start + len(OPEN))) >= 0:
+        yield text[end:start], text[start + len(OPEN) : close].strip("\r\n")
+        end = close + len(CLOSE)
     yield text[end:], None
 
 
-def _started(text: str, tag: str) -> int:
-    """Length of the longest proper beginning of ``tag`` that ``text`` ends with."""
-    at = text.rfind("<", max(0, len(text) - len(tag) + 1))
+def _started(text: str, tag: str, start: int) -> int:
+    """Length of the longest proper beginning of ``tag`` that ``text`` ends with, behind ``start``."""
+    at = text.rfind("<", max(start, len(text) - len(tag) + 1))
     return len(text) - at if at >= 0 and tag.startswith(text[at:]) else 0

@@ -9,6 +9,7 @@ import trio
 from pydantic_ai.messages import ModelRequest, UserPromptPart
 from pydantic_ai.models import ModelRequestParameters
 
+from dify_agent.backends.redaction import Redactor
 from dify_agent.backends.transport import OutboundHttp
 from dify_agent.model.dify.daemon import DaemonRoute
 from dify_agent.model.dify.gateway import GatewayRoute
@@ -82,6 +83,7 @@ class FakeDify(httpx2.AsyncBaseTransport):
             dify_api=dify_api,
             dify_api_url="http://api.test:5001",
             models=httpx2.AsyncClient(transport=self),
+            redactor=Redactor(["daemon-key", "inner-key"]),
         )
 
     async def handle_async_request(self, request):
@@ -104,11 +106,11 @@ class FakeDify(httpx2.AsyncBaseTransport):
         )
         return DifyModel("gpt-x", route, settings=settings)
 
-    def daemon_model(self, *, context=CONTEXT, credentials=None):
+    def daemon_model(self, *, context=CONTEXT, credentials=None, plugin_id="langgenius/openai"):
         route = DaemonRoute(
             self.outbound,
             context,
-            plugin_id="langgenius/openai",
+            plugin_id=plugin_id,
             model_provider="openai",
             credentials={"k": "v"} if credentials is None else credentials,
         )

@@ -4,6 +4,7 @@ import json
 
 import httpx2
 import pytest
+import trio
 from pydantic_ai.exceptions import ModelHTTPError, UserError
 from tests.unit.model.dify.fake_dify import CONTEXT, FakeDify, Reply, chunk, envelope, error_line, line, play
 
@@ -25,11 +26,14 @@ STATUSES = {
 }
 
 
-async def failure_of(reply):
+API_KEY, API_URL = "DIFY_AGENT_INNER_API_KEY", "DIFY_AGENT_INNER_API_URL"
+
+
+async def failure_of(reply, *, daemon=False):
     """The error, and what the run's terminal event makes of it."""
     dify = FakeDify(reply)
     with pytest.raises(Exception) as caught:  # noqa: PT011
-        await play(dify.gateway_model())
+        await play(dify.daemon_model() if daemon else dify.gateway_model())
     failed = describe_failure(caught.value)
     assert failed.error_type is None
     assert "inner-key" not in failed.error
@@ -74,7 +78,6 @@ async def test_other_errors_in_the_stream():
         (403, "app_tenant_mismatch"),
         (404, "app_not_found"),
         (404, "model_not_found"),
-        (404, "not_found"),
         (500, "internal_server_error"),
     ],
 )
@@ -84,7 +87,53 @@ async def test_errors_of_the_gateway(status, code):
     assert isinstance(error, ModelHTTPError)
     assert error.status_code == status
     assert failed.error == f"status_code: {status}, model_name: gpt-x, body: the text"
-    assert failed.reason == "upstream_http_error"
+    assert (failed.reason, failed.setting) == ("upstream_http_error", None)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "shown", "setting", "hint"),
+    [
+        (404, b'{"code":"not_found","message":"no","status":404}', "no", f"{API_KEY}, {API_URL}",
+         f" (check {API_KEY} and {API_URL}, the root without /inner/api)"),
+        (404, b"<html>nginx</html>", "<html>nginx</html>", API_URL, f" (check {API_URL}, the root without /inner/api)"),
+        (404, b'{"detail":"Not Found"}', '{"detail":"Not Found"}', API_URL,
+         f" (check {API_URL}, the root without /inner/api)"),
+        (302, b"moved", "moved", API_URL, ""),
+        (502, b"<html>bad gateway</html>", "<html>bad gateway</html>", API_URL, ""),
+        (500, b'{"message":"oops"}', "oops", None, ""),
+    ],
+)  # fmt: skip
+async def test_what_only_an_operator_can_mend(status, body, shown, setting, hint):
+    error, failed = await failure_of(Reply([body], status=status))
+    assert isinstance(error, ModelHTTPError)
+    assert failed.error == f"status_code: {status}, model_name: gpt-x, body: {shown}{hint}"
+    assert (failed.reason, failed.setting) == ("upstream_http_error", setting)
+
+
+@pytest.mark.parametrize("daemon", [True, False])
+@pytest.mark.parametrize("kind", ["page", "json", "named", "429", "stream", "named in the stream"])
+async def test_no_secret_comes_back(kind, daemon):
+    """Whatever shows the request: keys, and credentials of the way that sends them."""
+    request = 'X-Api-Key: daemon-key\nX-Inner-Api-Key: inner-key\n{"k":"model-secret"}'
+    error = json.dumps({"error_type": "InvokeServerUnavailableError", "message": request})
+    answers = {
+        "page": Reply([request.encode()], 500),
+        "json": Reply([json.dumps({"code": "inner-key", "message": request}).encode()], 500),
+        "named": Reply([error.encode()], 500),
+        "429": Reply([request.encode()], 429),
+        "stream": Reply([line(envelope(None, -500, request))]),
+        "named in the stream": Reply([line(envelope(None, -500, error))]),
+    }
+    dify = FakeDify(answers[kind])
+    model = dify.daemon_model(credentials={"k": "model-secret"}) if daemon else dify.gateway_model()
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        await play(model)
+    failed = describe_failure(caught.value)
+    shown = f"{failed.error} {failed.reason} {caught.value} {getattr(caught.value, 'body', None)}"
+    assert "***" in failed.error
+    assert "daemon-key" not in shown
+    assert "inner-key" not in shown
+    assert ("model-secret" in shown) is not daemon
 
 
 async def test_429():
@@ -97,8 +146,16 @@ async def test_429():
 
 async def test_errors_of_the_daemon_before_its_stream():
     text = json.dumps({"error_type": "PluginDaemonUnauthorizedError", "message": "bad key", "args": None})
-    error, failed = await failure_of(Reply([json.dumps({"code": -401, "message": text}).encode()], status=401))
-    assert (error.status_code, failed.error, failed.reason) == (401, "bad key", "PluginDaemonUnauthorizedError")
+    refusal = json.dumps({"code": -401, "message": text}).encode()
+    error, failed = await failure_of(Reply([refusal], status=401), daemon=True)
+    assert (error.status_code, failed.reason) == (401, "PluginDaemonUnauthorizedError")
+    assert failed.error == "bad key (check DIFY_AGENT_PLUGIN_DAEMON_API_KEY)"
+    assert failed.setting == "DIFY_AGENT_PLUGIN_DAEMON_API_KEY"
+    _, failed = await failure_of(Reply([refusal], status=401))  # the API's address leads to the daemon
+    assert failed.setting == API_URL
+    text = json.dumps({"error_type": "InvokeAuthorizationError", "message": "the provider's key"})
+    _, failed = await failure_of(Reply([text.encode()], status=401), daemon=True)
+    assert (failed.error, failed.setting) == ("the provider's key", None)
     _, failed = await failure_of(Reply([b'{"error_type":"OddError","message":"m"}'], status=502))
     assert (failed.error, failed.reason) == ("m", "OddError")
 
@@ -127,6 +184,14 @@ async def test_an_http_error_counts_more_than_the_break_of_its_body():
     assert failed.error.endswith("body: half")
 
 
+async def test_the_body_of_an_http_error_is_not_waited_for(autojump_clock):
+    began = trio.current_time()
+    error, failed = await failure_of(Reply([b"half", 0.7, b" more", 3600.0], status=502))
+    assert trio.current_time() - began == pytest.approx(1.0)
+    assert (error.status_code, failed.reason) == (502, "upstream_http_error")
+    assert failed.error.endswith("body: half more")
+
+
 async def test_a_redirect_is_not_followed():
     error, failed = await failure_of(Reply([b"moved"], status=302))
     assert (error.status_code, failed.reason) == (302, "upstream_http_error")
@@ -137,6 +202,7 @@ async def test_lines_that_cannot_be_read(text):
     _, failed = await failure_of(Reply([line(chunk("a")), text]))
     assert failed.reason == "upstream_malformed_answer"
     assert failed.error.startswith("the Dify API sent a line")
+    assert failed.setting == API_URL
 
 
 @pytest.mark.parametrize(
@@ -168,5 +234,6 @@ async def test_a_failure_in_the_middle_keeps_its_reason():
 
 async def test_an_address_that_is_none():
     dify = FakeDify(httpx2.UnsupportedProtocol("ftp"))
-    with pytest.raises(UserError, match="not an HTTP URL"):
+    with pytest.raises(UserError, match=r"not an HTTP URL.*DIFY_AGENT_INNER_API_URL") as caught:
         await play(dify.gateway_model(context=CONTEXT))
+    assert describe_failure(caught.value).setting == API_URL

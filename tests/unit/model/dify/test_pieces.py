@@ -1,19 +1,23 @@
 """The pure parts: lines, thinking tags, tool-call fragments, usage."""
 
 import json
+import re
+from contextlib import suppress
 from decimal import Decimal
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 from tests.unit.model.dify.fake_dify import USAGE, call, chunk, line
+from tests.unit.model.dify.growth import LINEAR, growth
 
+from dify_agent.events.json_text import encode
 from dify_agent.model.dify.chunks import ErrorEnvelopeError, MalformedLineError, parse_chunk
 from dify_agent.model.dify.lines import LineSplitter, LineTooLongError, payload
-from dify_agent.model.dify.thinking import ThinkingSplitter
-from dify_agent.model.dify.tool_calls import JsonProgress, call_id, name_and_arguments
+from dify_agent.model.dify.thinking import ThinkingSplitter, whole_spans
+from dify_agent.model.dify.tool_calls import JsonProgress, ToolCallDraft, call_id, name_and_arguments
 from dify_agent.model.dify.usage import add_usage, call_usage, request_usage
 from dify_agent.protocol.usage import AgentRunUsage
 
@@ -122,6 +126,42 @@ def test_cuts_never_change_what_is_said(words, data):
     assert told(text, cuts) == told(text, [])
 
 
+TAGS = st.lists(st.sampled_from(["<think>", "</think>", "<", "th", "x", "\n", "/"])).map("".join)
+
+
+@given(TAGS)
+def test_whole_spans_are_those_that_end(text):
+    expected, end = [], 0
+    for span in re.finditer(r"<think>(.*?)</think>", text, re.DOTALL):
+        expected.append((text[end : span.start()], span[1].strip("\r\n")))
+        end = span.end()
+    assert list(whole_spans(text)) == [*expected, (text[end:], None)]
+
+
+@pytest.mark.parametrize("text", ["<think>", "</think>", "<think>a</think>", "<think><"])
+def test_long_texts_take_no_more_than_their_length(text):
+    assert growth(lambda size: lambda: list(whole_spans(text * size)), 2000) < LINEAR
+    assert growth(lambda size: lambda: ThinkingSplitter().feed(text * size), 5000) < LINEAR
+
+
+@pytest.mark.parametrize(
+    ("first", "piece"),
+    [("", "x"), ("", " "), ("", "1"), ('"', "x"), ("", "[]"), ("{}", " "), ('{"a":tru}', "x"), ("{", '"a":1,')],
+)
+def test_many_fragments_take_no_more_than_their_length(first, piece):
+    def fragments(size):
+        def work():
+            progress = JsonProgress()
+            progress.add(first)
+            for _ in range(size):
+                progress.is_complete()
+                progress.add(20 * piece)
+
+        return work
+
+    assert growth(fragments, 4000) < LINEAR
+
+
 @given(
     st.recursive(
         st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
@@ -142,6 +182,27 @@ def test_incomplete_json(text):
     progress = JsonProgress()
     progress.add(text)
     assert not progress.is_complete()
+
+
+@pytest.mark.parametrize("text", ["null", "7", ' "a" ', "[1]", " {} ", '{"a":"}"}\r\n\t'])
+def test_complete_json(text):
+    progress = JsonProgress()
+    progress.add(text)
+    assert progress.is_complete()
+    progress.add("\n")
+    assert progress.is_complete()
+    progress.add("{}")
+    assert not progress.is_complete()
+
+
+def test_what_is_nothing_new():
+    draft = ToolCallDraft(0, "c1", "f", "")
+    assert not draft.is_nothing_new("", "")
+    draft.append("{}")
+    assert draft.is_nothing_new("", " ")
+    assert draft.is_nothing_new("f", "")
+    assert not draft.is_nothing_new("g", "")
+    assert not draft.is_nothing_new("f", "{}")
 
 
 @pytest.mark.parametrize("given_id", [None, "", "  ", "none", "None", "NULL", "null"])
@@ -165,10 +226,73 @@ def test_usage_of_a_call():
     assert request_usage(None).input_tokens == 0
 
 
-@pytest.mark.parametrize("bad", [{"prompt_tokens": "many"}, {"total_price": "NaN"}, {"latency": float("inf")}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"prompt_tokens": "many"},
+        {"prompt_tokens": -1},
+        {"completion_tokens": 2**53},
+        {"total_tokens": 10**4299},
+        {"total_price": "NaN"},
+        {"total_price": "9e999999"},
+        {"total_price": "-0.1"},
+        {"prompt_price": "1e-999999"},
+        {"prompt_unit_price": "0e999999"},
+        {"completion_price_unit": "1" * 100_000},
+        {"latency": float("inf")},
+        {"latency": 1.7e308},
+        {"time_to_first_token": -1},
+        {"time_to_generate": float("nan")},
+        {"currency": "U" * 1000},
+    ],
+)
 def test_unusable_usage(bad):
-    with pytest.raises(MalformedLineError, match="usage"):
+    (name,) = bad
+    with pytest.raises(MalformedLineError, match=f"usage has unusable members: {name}"):
         call_usage(bad)
+    assert request_usage(bad) == request_usage(None)
+
+
+def test_a_total_beyond_the_bound_is_none():
+    with pytest.raises(MalformedLineError, match="total_tokens"):
+        call_usage({"prompt_tokens": 2**53 - 1, "completion_tokens": 1})
+
+
+NUMBERS = st.integers(0, 2**53 - 1) | st.sampled_from([0, 1, 2**53 - 1, 2**53, -1, 10**4299])
+DECIMALS = st.decimals(0, 10**15, allow_nan=False).map(str) | st.sampled_from(
+    ["1e15", "9e999999", "1e-60", "1e-999999", "0e60", "0.1", "9" * 15 + "." + "9" * 45, 0.1, 5]
+)
+SECONDS = st.floats(0, 1e9) | st.sampled_from([0.0, 1e9, 1.7e308, -1.0, 5e-324])
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                name: NUMBERS if name.endswith("tokens") else DECIMALS if "price" in name else SECONDS
+                for name in AgentRunUsage.model_fields
+                if name != "currency"
+            },
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_sums_of_usages_can_be_stored(reported):
+    usages = []
+    for usage in reported:
+        with suppress(MalformedLineError):
+            usages.append(call_usage(usage))
+    total = None
+    for usage in islice(cycle(usages), 500 if usages else 0):
+        total = add_usage(total, usage)
+    if total is not None:
+        text = encode(total)
+        assert len(text) < 2000
+        assert AgentRunUsage.model_validate_json(text) == total
+        assert b"null" not in text.replace(b'"time_to_first_token":null', b"").replace(b'"time_to_generate":null', b"")
+        assert call_usage(json.loads(text)) == total
 
 
 def test_usages_are_summed_and_the_newest_prices_kept():

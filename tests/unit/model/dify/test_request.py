@@ -126,6 +126,12 @@ def test_a_tenant_never_leads_to_another_path(tenant):
         FakeDify().daemon_model(context=CONTEXT.model_copy(update={"tenant_id": tenant}))
 
 
+@pytest.mark.parametrize("plugin_id", ["é", "a\r\nX: y", "\0", " a", "a\t"])
+def test_a_plugin_that_no_header_can_name_is_refused_before_anything_is_sent(plugin_id):
+    with pytest.raises(ValueError, match="plugin_id must consist of printable ASCII characters"):
+        FakeDify().daemon_model(plugin_id=plugin_id)
+
+
 async def test_every_attempt_counts():
     dify = FakeDify(Reply([b"{}"], status=500), answer("hi"), answer("ho"))
     model = dify.gateway_model()

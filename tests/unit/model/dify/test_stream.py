@@ -338,6 +338,49 @@ async def test_a_line_may_repeat_the_prompt_but_not_go_on_for_ever(monkeypatch):
         assert caught.value.reason == "upstream_line_too_long"
 
 
+def with_file(size):
+    return chunk([{"type": "image", "base64_data": "eHh4" * (size // 3), "mime_type": "image/png"}])
+
+
+@pytest.mark.parametrize(
+    ("piece", "count"),
+    [
+        (chunk("é" * 500), 20),
+        (chunk("<think>a</think>b"), 20),
+        (chunk([{"type": "text", "data": "<think>a</think>"}]), 20),
+        (chunk("", tool_calls=[call("f", "[" * 999, "c1")]), 20),
+        (chunk("", tool_calls=[call("f", "{}", "")]), 25),
+        (with_file(3000), 4),
+    ],
+)
+async def test_all_of_an_answer_is_bounded(monkeypatch, piece, count):
+    await play(FakeDify(answer(*[piece] * count)).gateway_model())
+    monkeypatch.setattr("dify_agent.model.dify.parts.MAX_ANSWER_BYTES", 10_000)
+    with pytest.raises(RunFailedError, match="has more than 10000 bytes") as caught:
+        await play(FakeDify(answer(*[piece] * count)).gateway_model())
+    assert caught.value.reason == "upstream_answer_too_large"
+
+
+@pytest.mark.parametrize("in_one_line", [True, False])
+async def test_the_parts_of_an_answer_are_bounded(monkeypatch, in_one_line):
+    monkeypatch.setattr("dify_agent.model.dify.parts.MAX_PARTS", 10)
+    calls = [call("f", "{}", f"c{number}") for number in range(11)]
+    whole = [chunk("", tool_calls=calls)] if in_one_line else [chunk("", tool_calls=[each]) for each in calls]
+    few = chunk("", tool_calls=calls[:10])
+    _, response = await play(FakeDify(answer(few)).gateway_model())
+    assert len(response.parts) == 10
+    with pytest.raises(RunFailedError, match="has more than 10 parts") as caught:
+        await play(FakeDify(answer(*whole)).gateway_model())
+    assert caught.value.reason == "upstream_answer_too_large"
+
+
+async def test_the_repeated_prompt_does_not_count(monkeypatch):
+    monkeypatch.setattr("dify_agent.model.dify.parts.MAX_ANSWER_BYTES", 10_000)
+    echo = chunk("a", prompt=[{"role": "user", "content": "p" * 5000}])
+    _, response = await play(FakeDify(answer(*[echo] * 20)).gateway_model())
+    assert response.parts == [TextPart("a" * 20)]
+
+
 WORDS = st.sampled_from(["a", "<think>", "</think>", "<", "th", "\n", ""])
 FRAGMENTS = st.builds(
     call,

@@ -184,6 +184,8 @@ def _bad_pulls() -> Iterator[Body]:
     yield of(PROMPT, config | {"deps": {"shell": "prompt"}}, model())
     for name in ("--to=/etc", "../x", " "):
         yield of(PROMPT, *sandboxed(mentioned_file_names=[name]), model())
+    names = [f"{number:0200}" for number in range(400)]
+    yield of(PROMPT, *sandboxed(mentioned_file_names=names), model())
     yield of(PROMPT, *sandboxed(shell={"stub": False}, **pulling), model())
     for fault in ("fail", "hang", "huge", "garbage", "unasked"):
         shortened = {"env": {"ACME_SKILLS": fault}, "max_seconds": 1 if fault == "hang" else 30}

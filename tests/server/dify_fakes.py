@@ -15,6 +15,7 @@ MODEL_PATH: Final = "/inner/api/agent/llm/invoke"
 CORE_TOOL_PATH: Final = "/inner/api/agent/tools/invoke"
 PLUGIN_TOOL_PATH: Final = "/plugin/tenant-1/dispatch/tool/invoke"
 KNOWLEDGE_PATH: Final = "/inner/api/knowledge/retrieve"
+DAEMON_MODEL_PATH: Final = "/plugin/tenant-1/dispatch/llm/invoke"
 
 
 class FakeDify:
@@ -56,12 +57,12 @@ class FakeDify:
 
 
 @contextmanager
-def fake_dify() -> Iterator[FakeDify]:
-    """Serve in a thread while the block runs."""
+def fake_dify(**options: Any) -> Iterator[FakeDify]:
+    """Serve in a thread while the block runs; options are those of `open_fakes`."""
     running: Future[FakeDify] = Future()
 
     async def serve() -> None:
-        async with open_fakes() as fakes:
+        async with open_fakes(**options) as fakes:
             stop = trio.Event()
             running.set_result(FakeDify(fakes, trio.lowlevel.current_trio_token(), stop))
             await stop.wait()

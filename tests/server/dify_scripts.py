@@ -46,31 +46,9 @@ FAILURES: dict[str, tuple[dict[str, Any], str, str]] = {
         "slow down",
     ),
     "named": ({"error": {"type": "InvokeError", "message": "no idea"}}, "InvokeError", "InvokeError: no idea"),
-    "quota in the stream": (
-        {"chunks": 2, "error": {"code": -429, "type": "AgentLLMQuotaExceededError", "message": "used up"}},
-        "AgentLLMQuotaExceededError",
-        "used up",
-    ),
     "raw": ({"error": {"raw": "not JSON"}}, "upstream_error", "not JSON"),
-    "quota": (
-        {"http_error": {"status": 429, "code": "agent_llm_quota_exceeded", "message": "no quota left"}},
-        "InvokeRateLimitError",
-        "no quota left",
-    ),
-    "page": (
-        {"http_error": {"status": 500, "html": "<html>Oops</html>"}},
-        "upstream_http_error",
-        "status_code: 500, model_name: gpt-x, body: <html>Oops</html>",
-    ),
-    "reset": ({"chunks": 3, "end": "reset"}, "upstream_connection_lost", "the Dify API"),
-    "close": ({"chunks": 3, "end": "close"}, "upstream_connection_lost", "the Dify API"),
-    "early": (
-        {"chunks": 3, "finish_reason": None, "usage": None},
-        "incomplete_stream",
-        "the Dify API closed it without",
-    ),
 }
-"""What the model's answer is, the reason of the failed run, and a part of its text."""
+"""Errors that Dify reports. What the model's answer is, the reason of the failed run, and a part of its text."""
 
 CANCELS: dict[str, tuple[dict[str, Any], str, str | None]] = {
     "before the answer": ({"llm": [{"steps": [{"end": "silent"}]}]}, MODEL_PATH, None),

@@ -10,7 +10,7 @@ import subprocess
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import trio
 from pydantic import Field
@@ -24,11 +24,13 @@ READ_BYTES = 65536
 
 
 class AcmeSandboxConfig(LayerConfig):
-    """``env`` is added to the environment of each script; ``max_seconds`` shortens its time."""
+    """``env`` is added to the environment of each script; ``max_seconds`` shortens its time. ``uploads`` are the files
+    that can be uploaded, by path, and what the upload of each prints."""
 
     env: dict[str, str] = Field(default_factory=dict)
     stub: bool = True
     max_seconds: float | None = None
+    uploads: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
 
 class _Job:
@@ -124,5 +126,7 @@ class AcmeSandboxLayer(SandboxLayer[NoLayerDeps, None, AcmeSandboxConfig]):
             stderr_tail=job.stderr.decode(errors="replace").replace(token, "***")[-STDERR_TAIL:],
         )
 
-    async def upload_file(self, path: str) -> dict[str, str]:
-        raise SandboxFileError(f"{path!r} cannot be uploaded: there is nowhere to upload it to")
+    async def upload_file(self, path: str) -> dict[str, Any]:
+        if path not in self.config.uploads:
+            raise SandboxFileError(f"no such file: {path}")
+        return self.config.uploads[path]

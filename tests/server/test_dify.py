@@ -1,10 +1,10 @@
 """Runs on Dify's models, tools and knowledge: the real server, and fakes of the Dify API and the plugin daemon.
 
+What fails, what answers look like, and what ends a run that waits is in `test_dify_faults`, `_streams` and `_endings`.
 Bodies are those of the specification (integrations 3.2, 3.3, 4.3, 5, 6.2), compared as a whole.
 """
 
 import json
-import socket
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -26,7 +26,10 @@ from tests.server.dify_bodies import (
     said,
 )
 from tests.server.dify_fakes import CORE_TOOL_PATH, KNOWLEDGE_PATH, MODEL_PATH, PLUGIN_TOOL_PATH, FakeDify, fake_dify
+from tests.server.dify_phases import PHASES, WAITING_FOR_EVER, all_left, in_phase, start
+from tests.server.dify_results import ended, failure, observations
 from tests.server.dify_scripts import CANCELS, DONE, FAILURES, FRAMINGS, PRICES, THREE_TOOLS, call
+from tests.server.endings import moment
 from tests.server.harness import Server, StoreServer, serving
 
 
@@ -45,7 +48,8 @@ def server(store: StoreServer, dify: FakeDify) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def direct_server(store: StoreServer, dify: FakeDify) -> Iterator[Server]:
     """A replica that asks the plugin daemon for models."""
-    with serving(store.url, env=dify.environment, llm_transport="plugin_daemon") as started:
+    settings = {"llm_transport": "plugin_daemon", "outbound_http_max_connections": len(PHASES)}
+    with serving(store.url, env=dify.environment, **settings) as started:
         yield started
 
 
@@ -53,24 +57,6 @@ def direct_server(store: StoreServer, dify: FakeDify) -> Iterator[Server]:
 async def direct_api(direct_server: Server) -> AsyncIterator[Api]:
     async with open_api(direct_server) as opened:
         yield opened
-
-
-def ended(events: list[dict[str, Any]], kind: str = "run_succeeded") -> dict[str, Any]:
-    assert events[-1]["type"] == kind, events[-1]
-    return dict(events[-1]["data"])
-
-
-def failure(events: list[dict[str, Any]]) -> tuple[str | None, str]:
-    """Reason and text; none of Dify's failures has an error type."""
-    data = ended(events, "run_failed")
-    assert data["error_type"] is None
-    return data["reason"], data["error"]
-
-
-def observations(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """What each tool call was answered with, by its id."""
-    parts = [each["data"]["part"] for each in events if each["data"].get("event_kind") == "function_tool_result"]
-    return {part["tool_call_id"]: part["content"] for part in parts}
 
 
 async def test_text_with_its_price(api: Api, dify: FakeDify) -> None:
@@ -210,29 +196,6 @@ async def test_tool_errors_are_for_the_model(api: Api, dify: FakeDify) -> None:
         "call-1-5": "Tool is temporarily unavailable. Please continue without it if possible.",
         "call-1-6": "tool parameters validation error: query?, please check your tool parameters",
     }
-
-
-async def test_a_tool_cut_in_the_middle_fails_the_run(api: Api, dify: FakeDify) -> None:
-    await dify.play(
-        llm=[{"steps": [{"tool_calls": [call("web_search", query="a")]}, DONE]}], tools=[{"steps": [{"end": "reset"}]}]
-    )
-    reason, _ = failure(await api.run(dify_run(plugin_tools("web_search"))))
-    assert reason == "plugin_daemon_unreachable"
-    assert len(dify.to(PLUGIN_TOOL_PATH)) == 1, "a tool call is never repeated"
-
-
-async def test_services_that_are_down_fail_the_run(store: StoreServer) -> None:
-    """The scripted model calls a tool of a daemon that nobody listens for; Dify's models fail at their first call."""
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    env = {"DIFY_AGENT_PLUGIN_DAEMON_URL": url, "DIFY_AGENT_INNER_API_URL": url}
-    scripted = layer("llm", "scripted.model", turns=[{"tool_calls": [{"name": "web_search", "args": {"query": "a"}}]}])
-    with serving(store.url, env=env) as server:
-        async with open_api(server) as api:
-            body = dify_run(plugin_tools("web_search"))
-            body["composition"]["layers"][-1] = scripted
-            assert failure(await api.run(body))[0] == "plugin_daemon_unreachable"
-            assert failure(await api.run(dify_run()))[0] == "upstream_connect_failed"
 
 
 async def test_structured_output(api: Api, dify: FakeDify) -> None:
@@ -386,6 +349,35 @@ async def test_failures_of_the_model(api: Api, dify: FakeDify, step: dict[str, A
     assert len(dify.to(MODEL_PATH)) == 1, "a model call is never repeated"
 
 
+ERROR_AND_MORE = {"error": {"message": "gone"}, "end": "hang"}
+
+
+@pytest.mark.parametrize(
+    ("script", "path", "kind"),
+    [
+        ({"llm": [{"steps": [{"chunks": 2, **ERROR_AND_MORE}]}]}, MODEL_PATH, "run_failed"),
+        (
+            {
+                "llm": [{"steps": [{"tool_calls": [call("web_search", query="a")]}, DONE]}],
+                "tools": [{"steps": [ERROR_AND_MORE]}],
+            },
+            PLUGIN_TOOL_PATH,
+            "run_succeeded",
+        ),
+    ],
+    ids=["model", "tool"],
+)
+async def test_a_stream_that_goes_on_behind_its_error_is_not_waited_for(
+    api: Api, dify: FakeDify, script: dict[str, Any], path: str, kind: str
+) -> None:
+    """Nor for its close, which is bounded by 2 s and takes none: the server lets go by itself."""
+    await dify.play(**script)
+    events = await api.run(dify_run(plugin_tools("web_search")))
+    ended(events, kind)
+    await dify.left(path)
+    assert moment(events[-1]).timestamp() - dify.to(path)[0].arrived < 1.5
+
+
 @pytest.mark.parametrize("where", CANCELS)
 async def test_a_cancel_lets_go_of_dify(api: Api, dify: FakeDify, where: str) -> None:
     script, path, event = CANCELS[where]
@@ -401,6 +393,20 @@ async def test_a_cancel_lets_go_of_dify(api: Api, dify: FakeDify, where: str) ->
     ended(await api.finished(run_id), "run_cancelled")
     await dify.left(path)
     assert len(dify.to(path)) == 1
+
+
+async def test_cancels_in_every_phase_give_the_connections_back(direct_api: Api, dify: FakeDify) -> None:
+    """Twice, with as many connections as are needed once; models by way of the plugin daemon."""
+    for _ in range(2):
+        await dify.play(**WAITING_FOR_EVER)
+        run_ids = await start(direct_api, dify)
+        async with trio.open_nursery() as nursery:
+            for run_id in run_ids.values():
+                nursery.start_soon(direct_api.cancel, run_id)
+        await all_left(dify)
+        for run_id in run_ids.values():
+            ended(await direct_api.finished(run_id), "run_cancelled")
+        assert len(in_phase(dify)) == len(PHASES), "nothing is asked again"
 
 
 async def test_the_plugin_daemon_as_the_way_to_models(direct_api: Api, dify: FakeDify) -> None:
@@ -444,25 +450,6 @@ async def test_no_secret_is_in_events_or_log(api: Api, server: Server, dify: Fak
         assert secret not in server.log
 
 
-async def test_wrong_keys_are_told(store: StoreServer, dify: FakeDify) -> None:
-    """As docs/dify.md says: models and knowledge fail the run, tools tell the model."""
-    search = call("web_search", query="a"), call("current_time", query="a")
-    turns = [{"tool_calls": [{"name": each["name"], "args": each["arguments"]} for each in search]}, DONE]
-    env = {name: "wrong" if name.endswith("KEY") else value for name, value in dify.environment.items()}
-    await dify.play()
-    with serving(store.url, env=env) as server:
-        async with open_api(server) as api:
-            reason, text = failure(await api.run(dify_run()))
-            assert reason == "upstream_http_error"
-            assert "status_code: 404" in text
-            assert failure(await api.run(dify_run(knowledge(mode="user_query", value="x"))))[0] == "not_found"
-            body = dify_run(plugin_tools("web_search"), core_tools("current_time"))
-            body["composition"]["layers"][-1] = layer("llm", "scripted.model", turns=turns)
-            plugin, core = observations(await api.run(body)).values()
-            assert plugin == "Please check your tool provider credentials"
-            assert core.startswith("tool invoke error: ")
-
-
 async def test_the_page_runs(api: Api, dify: FakeDify) -> None:
     """docs/dify.md: its composition, by the fakes' defaults and by its script."""
     composition, script = (json.loads(fence.text) for fence in fences(ROOT / "docs" / "dify.md", "json"))
@@ -477,7 +464,7 @@ async def test_the_page_runs(api: Api, dify: FakeDify) -> None:
 
 async def test_layers_that_are_not_there_yet_are_refused(api: Api, dify: FakeDify) -> None:
     await dify.play()
-    for type_id in ("dify.config", "dify.shell", "dify.runtime"):
+    for type_id in ("dify.shell", "dify.runtime"):
         _, text = failure(await api.run(dify_run(layer("other", type_id))))
         assert text == f"\"Layer type id '{type_id}' is not registered.\""
     assert dify.to("/") == []

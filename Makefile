@@ -55,14 +55,14 @@ format: $(VENV)/.dev  ## Rewrite the sources in the house's form
 	$(BIN)/ruff format .
 
 unit: $(VENV)/.dev
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m 'not full and not soak and not real_redis'
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not full and not soak and not real_redis'
 
 test-all: check  ## Adds longer counts, a real Redis and every newer interpreter found
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m 'not soak'
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not soak'
 	$(BIN)/python tests/interpreters.py
 
 soak: $(VENV)/.dev  ## The full counts; run by hand
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 chaos: $(VENV)/.dev  ## Random faults on three replicas for SECONDS (60), then an audit of every run
 	$(BIN)/python -m tests.chaos --seconds $(SECONDS)

@@ -202,6 +202,7 @@ async def test_a_run_whose_keys_break_while_it_goes_on_stops_alone(
     told(server, key)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "breaking", [overwrite(b"{"), retype(0), retype(1), retype(2), retype(3)],
     ids=["no JSON", "record", "log", "owner", "intent"],

@@ -23,7 +23,7 @@ from tests.server.hostile_upstream import (
 
 pytestmark = pytest.mark.slow
 
-STALL_SECONDS: Final = 1.0
+STALL_SECONDS: Final = 1.5
 """Some 50 ms on a quiet machine; several seconds where a reader holds the loop."""
 
 MODEL: Final = "/llm/invoke"

@@ -22,11 +22,11 @@ from tests.server.packages import install_package
 from dify_agent.cli.workers import KILL_SECONDS
 from dify_agent.main import FAULT_SECONDS, STOP_SIGNALS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 MARK = "held"
 LIMIT = 1.0
-LATE = 4.0
+LATE = 10.0
 """How much later than documented a loaded machine may be."""
 PROJECT = """
 [project]

@@ -95,6 +95,7 @@ async def runs_of_all_endings(server: Server, provider: Endpoint, rounds: int, a
 
 
 @pytest.mark.slow
+@pytest.mark.full
 async def test_nothing_is_left_after_200_runs(store: StoreServer, server, provider: Endpoint):
     await runs_of_all_endings(server, provider, 3, at_once=30)
     before = await settled(lambda: holdings(store, server))

@@ -85,6 +85,7 @@ async def log_length(api: Api, run_id: str, events: int) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.full
 async def test_a_reader_that_is_silent_for_ten_seconds_and_resumes_gets_everything(store: StoreServer):
     """On both transports, while the run goes on, and without a reconnect: the server has waited."""
     chunks = 300

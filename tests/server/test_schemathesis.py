@@ -99,6 +99,7 @@ def test_the_answers_conform_to_the_document(store: StoreServer, tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_the_answers_about_unknown_runs_conform_to_the_document_with_a_token_set(store: StoreServer, tmp_path: Path):
     with serving(store.url, api_token=TOKEN) as server:
         seen = check(server, tmp_path, examples=5, phases="coverage,fuzzing", token=TOKEN, config=UNKNOWN_RUN + CONFIG)
@@ -108,6 +109,7 @@ def test_the_answers_about_unknown_runs_conform_to_the_document_with_a_token_set
 
 
 @pytest.mark.slow
+@pytest.mark.full
 def test_the_refusals_of_a_wrong_token_conform_to_the_document(store: StoreServer, tmp_path: Path):
     with serving(store.url, api_token=TOKEN) as server:
         seen = check(server, tmp_path, examples=5, phases="coverage,fuzzing", token="wrong-horse")

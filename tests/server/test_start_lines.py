@@ -19,7 +19,7 @@ from tests.server.stores import durable_store
 
 from dify_agent.store.embedded import ServerProcess, running_server, valkey_binary
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 EVICTS = "the store deletes keys when its memory is full, and each is a lost run"
 UNKNOWN = "unknown setting ignored"

@@ -159,6 +159,7 @@ async def test_a_second_signal_ends_all_at_once(store: StoreServer) -> None:
         assert gone(children)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("url", "settings", "event"),
     [(None, {"run_retention_seconds": -1}, "invalid setting"), ("redis://127.0.0.1:1/0", {}, "cannot serve")],
@@ -198,6 +199,7 @@ async def test_a_hangup_of_the_parent_drains_all(store: StoreServer) -> None:
     assert ended == dict.fromkeys(runs, ("failed", "run cancelled during server shutdown"))
 
 
+@pytest.mark.full
 async def test_a_frozen_worker_does_not_keep_the_parent_from_ending(store: StoreServer) -> None:
     """It hears no SIGTERM, and its own watchdog is frozen with it. The others drain as ever."""
     with served(store, shutdown_limit_seconds=1, shutdown_grace_seconds=0) as server:
@@ -233,6 +235,7 @@ def metric_files(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("dify-agent-metrics-*/*"))
 
 
+@pytest.mark.full
 async def test_metrics_of_a_crashed_worker_keep_its_counters_and_lose_its_gauges(
     store: StoreServer, tmp_path: Path
 ) -> None:

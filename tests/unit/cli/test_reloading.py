@@ -166,6 +166,7 @@ def test_a_grace_of_a_file_stands(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.full
 async def test_the_real_thing_survives_a_broken_source(tmp_path: Path) -> None:
     """On a copy of the source: the server listens, a change breaks it, another mends it, on the same port."""
     source = tmp_path / "src"

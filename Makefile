@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
-# More than cores: half of a test here is waiting for a process.
+# More than cores: half of a test here is waiting for a process. The long tier measures more, and has the cores to itself.
 WORKERS ?= 3
+LONG_WORKERS ?= 2
 SECONDS ?= 60
 # 109: ports document a bound in seconds as a parameter. 114, 128: a task_status that is passed on counts as unused.
 # 9xx: opt-in rules about checkpoints on every path.
@@ -58,7 +59,7 @@ unit: $(VENV)/.dev
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not full and not soak and not real_redis'
 
 test-all: check  ## Adds longer counts, a real Redis and every newer interpreter found
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not soak'
+	$(BIN)/pytest -n $(LONG_WORKERS) --dist loadfile --no-loadscope-reorder -m 'not soak'
 	$(BIN)/python tests/interpreters.py
 
 soak: $(VENV)/.dev  ## The full counts; run by hand

@@ -28,7 +28,7 @@ from dify_agent.errors import (
 )
 from dify_agent.protocol.event_id import EventId
 from dify_agent.protocol.schemas import CancelRunRequest, CreateRunRequest
-from dify_agent.store.base import CancelIntent, IdempotencyKey
+from dify_agent.store.base import CancelIntent, IdempotencyKey, RunExistsError
 from dify_agent.supervisor.admission import NO_LIMITS, ActiveRuns, RunLimits
 from dify_agent.supervisor.handle import Readiness, Tail
 from dify_agent.supervisor.idempotency import IdempotentCreates
@@ -162,7 +162,13 @@ class Supervisor:
         tenant = tenant_of(request)
         if request.idempotency_key:
             return await self._idempotent.create(request, IdempotencyKey(tenant, request.idempotency_key))
-        return await self._start(request, str(uuid4()), tenant)
+        run_id = str(uuid4())
+        try:
+            return await self._start(request, run_id, tenant)
+        except RunExistsError:
+            # Nobody else has this id: a try whose reply was lost had written it, and this replica was away for so long
+            # that another one has judged it since. The caller reads the verdict like any other.
+            return run_id
 
     async def _start(self, request: CreateRunRequest, run_id: str, tenant: str) -> str:
         """Admit a run and start its actor, without a checkpoint before that; then wait for its record.

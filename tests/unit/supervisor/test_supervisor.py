@@ -74,6 +74,24 @@ async def test_a_refused_run_is_settled_for_a_bounded_time_and_is_no_active_run(
         assert w.store.calls["judge"] == tried > 0
 
 
+async def test_a_run_that_was_judged_before_its_create_was_repeated_is_told_by_its_id() -> None:
+    """The reply to the first try is lost, and this replica is away until another has taken it for lost."""
+    async with world() as w:
+        w.store.lose_replies["create_run"] = 1
+
+        async def judge(run_id: str) -> None:
+            run = w.store.runs[run_id]
+            run.record = run.record.model_copy(update={"status": "failed", "error": "owner lost"})
+
+        w.store.after_create = judge
+        run_id = await w.create(prompt(), model(text("never")))
+        assert w.store.calls["create_run"] == 2
+        assert list(w.store.runs) == [run_id]
+        assert only_run(w).record.error == "owner lost"
+        await wait_all_tasks_blocked()
+        assert w.supervisor.active_runs == 0
+
+
 async def test_a_refused_create_that_was_written_does_not_stay_running(autojump_clock: MockClock) -> None:
     async with world() as w:
         w.store.lose_replies["create_run"] = 2

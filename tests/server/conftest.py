@@ -7,6 +7,7 @@ import redis
 import trio
 from tests.server.clients import Api, open_api
 from tests.server.harness import Server, StoreServer, recent_servers, serving
+from tests.server.hostile_upstream import Upstream, hostile_upstream
 
 from dify_agent.store.embedded import running_server, valkey_binary
 
@@ -25,6 +26,13 @@ def store() -> Iterator[StoreServer]:
 def server(store: StoreServer) -> Iterator[Server]:
     """The replica that most tests of a module share; a module with other needs has a fixture of this name itself."""
     with serving(store.url) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[Upstream]:
+    """A service that answers with whatever bytes a test gives it; for a `server` with its settings."""
+    with hostile_upstream() as started:
         yield started
 
 

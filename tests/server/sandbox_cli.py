@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _item(kind: str, name: str) -> dict[str, str]:
-    folder = f"/work/.dify_conf/{kind}/{name}"
+    folder = f"/sandbox/.dify_conf/{kind}/{name}"
     if kind == "files":
         return {"name": name, "path": folder}
     return {"name": name, "archive_path": f"{folder}.zip", "directory_path": folder, "skill_md": f"# {name}\nDo it."}

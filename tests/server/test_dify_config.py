@@ -95,9 +95,9 @@ async def test_the_model_reads_what_was_pulled(api: Api, dify: FakeDify, folder:
     text = system_text(dify)
     parts = [
         "Be brief.",
-        "$ dify-agent config skills pull tidy\n/work/.dify_conf/skills/tidy\n# tidy\nDo it.",
-        "$ dify-agent config skills pull sweep\n/work/.dify_conf/skills/sweep\n# sweep\nDo it.",
-        "$ dify-agent config files pull 'a b.pdf'\n/work/.dify_conf/files/a b.pdf",
+        "$ dify-agent config skills pull tidy\n/sandbox/.dify_conf/skills/tidy\n# tidy\nDo it.",
+        "$ dify-agent config skills pull sweep\n/sandbox/.dify_conf/skills/sweep\n# sweep\nDo it.",
+        "$ dify-agent config files pull 'a b.pdf'\n/sandbox/.dify_conf/files/a b.pdf",
         '{"skills":[{"name":"tidy","description":"","size":3}],"files":[],"env_keys":["KEY"],"note":"Be neat."}',
         "The config cannot be changed in this run.",
         "dify-agent config manifest",
@@ -120,7 +120,7 @@ async def test_a_resumed_run_pulls_nothing_and_says_the_same(api: Api, dify: Fak
     second = ended(await api.run(changed), "run_succeeded")
     assert folder.calls == []
     assert state_of(second) == state_of(first)
-    assert state_of(first)["pulled_file_outputs"] == {"a b.pdf": "/work/.dify_conf/files/a b.pdf"}
+    assert state_of(first)["pulled_file_outputs"] == {"a b.pdf": "/sandbox/.dify_conf/files/a b.pdf"}
     assert len(dify.to(MODEL_PATH)) == 2
     assert system_text(dify) == said
 

@@ -14,7 +14,6 @@ from tests.server.hostile_upstream import (
     CHUNKED,
     Upstream,
     answered,
-    hostile_upstream,
     model_calls,
     model_says,
     tool_says,
@@ -32,12 +31,6 @@ AFTER_TOOL: Final = '"role":"tool"'
 LEFT: Final = answered(model_says("of somebody else"))
 BOMB: Final = gzip.compress(gzip.compress((b":" + b"a" * 65534 + b"\n") * 4096))
 """256 MiB of comments in some hundred bytes."""
-
-
-@pytest.fixture(scope="module")
-def upstream() -> Iterator[Upstream]:
-    with hostile_upstream() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from tests.server.clients import Api
 from tests.server.dify_bodies import core_tools, dify_run, knowledge, plugin_tools
 from tests.server.dify_results import ended, failure, observations
 from tests.server.harness import Server, StoreServer, serving
-from tests.server.hostile_upstream import Upstream, answered, hostile_upstream, model_calls, model_says, watched
+from tests.server.hostile_upstream import Upstream, answered, model_calls, model_says, watched
 
 pytestmark = pytest.mark.slow
 
@@ -19,12 +19,6 @@ STALL_SECONDS: Final = 1.5
 _SEARCH: Final = knowledge(mode="generated_query")
 _LISTS: Final = b"[]," * 2_600_000 + b"[]"
 _ITEM: Final = b'data: {"code":0,"data":{"type":"json","message":{"json_object":[' + _LISTS + b"]}}}\n"
-
-
-@pytest.fixture(scope="module")
-def upstream() -> Iterator[Upstream]:
-    with hostile_upstream() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")

@@ -210,8 +210,14 @@ class Workers:
                         task_status.started()
                     status = await process.wait()
         del self._running[number]
-        forget_gauges(self._environment[SHARED_FOLDER], number)
+        self._forget_gauges(number)
         return status if status >= 0 else _SIGNALLED - status, has_listened
+
+    def _forget_gauges(self, number: int) -> None:
+        try:
+            forget_gauges(self._environment[SHARED_FOLDER], number)
+        except OSError as error:  # not the worker's end, and no reason to think that it had not started
+            _log.warning("gauges of an ended worker stay in /metrics", worker=number, problem=error.strerror)
 
     async def _spawn(self, inherited: Inherited) -> trio.Process:
         try:

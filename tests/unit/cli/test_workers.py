@@ -181,6 +181,18 @@ async def test_one_that_dies_in_its_first_start_is_replaced(
 
 
 @pytest.mark.slow
+async def test_gauges_that_cannot_be_removed_do_not_count_as_a_failed_start(tmp_path: Path) -> None:
+    it = Stage(tmp_path)
+    it.kind(1, "end")
+    (tmp_path / "gauge_livesum_1.db").mkdir()
+    async with parent(it, 2):
+        pass
+    assert it.status == 70
+    assert not it.said("worker not started")
+    assert it.said("gauges of an ended worker stay in /metrics")[0]["worker"] == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "kind"), [(1, "killed"), (2, "killed"), (2, "fail")])
 async def test_one_that_never_gets_through_its_start_stops_all_with_status_70(
     tmp_path: Path, number: int, kind: str

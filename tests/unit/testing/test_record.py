@@ -1,5 +1,6 @@
 """The recorder's memory is bounded, and it can be waited on."""
 
+import functools
 import json
 
 import pytest
@@ -29,7 +30,14 @@ def test_the_oldest_go_by_number_and_by_bytes() -> None:
 
 @pytest.mark.parametrize(
     ("raw", "body"),
-    [(b'{"a": 1}', {"a": 1}), (b"", None), (b"\xff{", "\ufffd{"), (b"[" * 5000 + b"]" * 5000, "[" * 5000 + "]" * 5000)],
+    [
+        (b'{"a": 1}', {"a": 1}),
+        (b"", None),
+        (b"\xff{", "\ufffd{"),
+        (b"[" * 150 + b"]" * 150, functools.reduce(lambda inner, _: [inner], range(149), [])),
+        (b"[" * 300 + b"]" * 300, "[" * 300 + "]" * 300),
+        (b"[" * 200_000 + b"]" * 200_000, "[" * 200_000 + "]" * 200_000),
+    ],
 )
 def test_bodies(raw: bytes, body: object) -> None:
     assert add(Recorder(), raw).body == body

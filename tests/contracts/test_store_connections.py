@@ -1,6 +1,8 @@
 """Whose connections they are: lanes, time limits that keep what was answered, and a life as long as the body's."""
 
+from collections.abc import Iterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from functools import partial
 
 import pytest
@@ -29,6 +31,8 @@ from dify_agent.store.redis import RedisRunStore, open_redis_store
 from dify_agent.store.urls import parse_store_url
 
 LIMIT = LEAST_CONNECTIONS + 1
+
+_REQUEST: ContextVar[str] = ContextVar("request")
 
 
 async def all_gone(store_server, ids):
@@ -249,6 +253,25 @@ async def test_cancelled_from_outside_it_works_until_the_body_has_ended(store_se
     assert outer.cancelled_caught
     assert after
     await all_gone(store_server, after)
+
+
+def tasks_under(task: trio.lowlevel.Task) -> Iterator[trio.lowlevel.Task]:
+    yield task
+    for nursery in task.child_nurseries:
+        for child in nursery.child_tasks:
+            yield from tasks_under(child)
+
+
+async def test_connections_keep_nothing_of_the_request_that_opened_them(store_server, prefix):
+    root = trio.lowlevel.current_root_task()
+    async with open_redis_store(store_server.url, prefix=prefix) as store:
+        before = set(tasks_under(root))
+        _REQUEST.set("body and token")
+        await store.create_run(running(run_id()), OWNER)
+        await store.ping()
+        opened = set(tasks_under(root)) - before
+        assert opened, "no connection was opened for the request"
+        assert {task.name for task in opened if _REQUEST in task.context} == set()
 
 
 async def test_callers_without_a_shield_are_cancelled(store_server, prefix):

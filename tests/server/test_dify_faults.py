@@ -150,9 +150,8 @@ class Watched:
             (line,) = (record for record in told() if _tells_failure(record, run_id))
             assert (line["level"], line.get("setting")) == ("info" if setting is None else "warning", setting)
             return
-        assert [(record["level"], record["setting"]) for record in warned] == (
-            [("warning", setting)] if setting else []
-        )
+        told_of = [(record["level"], record["setting"], record["run_id"]) for record in warned]
+        assert told_of == ([("warning", setting, self.events[0]["run_id"])] if setting else [])
 
     def assert_outcome(self, outcome: Fails | Observes, observed: Callable[[], str]) -> None:
         if isinstance(outcome, Fails):

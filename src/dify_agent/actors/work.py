@@ -79,9 +79,7 @@ class RunWork:
         # For the operator; the caller is told as of any type that does not exist.
         if withheld := withheld_types(self._request, self._env.providers):
             types, settings = list(withheld), ", ".join(dict.fromkeys(withheld.values()))
-            _log.info(
-                "run names layer types that a setting withholds", run_id=self._run_id, types=types, setting=settings
-            )
+            _log.info("run names layer types that a setting withholds", types=types, setting=settings)
         plan = plan_run(self._request, self._env.providers)
         bounds = self._env.bounds
         ending: Ending = Interrupted()

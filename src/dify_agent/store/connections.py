@@ -20,6 +20,7 @@ from coredis.connection import UnixDomainSocketLocation as UnixLocation
 from coredis.exceptions import ConnectionError as CoredisConnectionError
 from coredis.exceptions import NoScriptError
 
+from dify_agent.concurrency.contexts import forget_starter
 from dify_agent.errors import StoreUnavailableError
 from dify_agent.store.advice import no_answer
 from dify_agent.store.executor import Argument, Call, Command, Item, Lane, Reply, Streams
@@ -201,6 +202,7 @@ class Connections:
 
     async def _serve(self, *, task_status: trio.TaskStatus[BaseConnection]) -> None:
         # One task per connection, for its whole life. It fails only before `started`, so it never harms its siblings.
+        forget_starter()
         connection = await self._dial()
         usable = False
 
@@ -223,6 +225,7 @@ class Connections:
 
 async def contain(work: Callable[[], Awaitable[None]]) -> None:
     """Carry out what nobody waits for. Its mistakes are logged and nobody else's: the store goes on."""
+    forget_starter()
     try:
         await work()
     except Exception:

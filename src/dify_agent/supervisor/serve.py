@@ -195,6 +195,9 @@ class Supervisor:
         return run_id
 
     async def _house(self, run_id: str, actor: RunActor, admission: Admission) -> None:
+        structlog.contextvars.bind_contextvars(
+            run_id=run_id
+        )  # for every log line of the run's tasks: tools, layers, models
         try:
             await actor.serve(admission)
         finally:

@@ -3,40 +3,27 @@
 from typing import Any, Final
 
 from tests.server.clients import Api
-from tests.server.dify_bodies import core_tools, dify_run, knowledge, plugin_tools
+from tests.server.dify_bodies import dify_run
 from tests.server.dify_fakes import FakeDify
-from tests.server.dify_scripts import DONE, call
+from tests.server.dify_faults import CORE_TOOL, FIRST_SEARCH, PLUGIN_TOOL, SEARCH
+from tests.server.dify_scripts import DONE
 from tests.server.harness import until
 
 from dify_agent.testing import Outcome, RecordedRequest
 
 SILENT_MODEL: Final = "a model that says nothing"
 TALKING_MODEL: Final = "a model in the middle of its text"
-PLUGIN_TOOL: Final = "a plugin tool"
-CORE_TOOL: Final = "a core tool"
-SEARCH: Final = "a search of the model"
-FIRST_SEARCH: Final = "a search before the first prompt"
 
-PHASES: Final[dict[str, tuple[dict[str, Any], ...]]] = {
-    SILENT_MODEL: (),
-    TALKING_MODEL: (),
-    PLUGIN_TOOL: (plugin_tools("web_search"),),
-    CORE_TOOL: (core_tools("current_time"),),
-    SEARCH: (knowledge(mode="generated_query"),),
-    FIRST_SEARCH: (knowledge(mode="user_query", value="a"),),
-}
+_NO_MODEL: Final = (PLUGIN_TOOL, CORE_TOOL, SEARCH, FIRST_SEARCH)
+PHASES: Final = {SILENT_MODEL: (), TALKING_MODEL: (), **{asked.name: asked.layers for asked in _NO_MODEL}}
 """What is waited for, which is also the model's name, and the layers of such a run."""
-
-_CALLS: Final = {
-    PLUGIN_TOOL: call("web_search", query="a"),
-    CORE_TOOL: call("current_time", query="a"),
-    SEARCH: call("knowledge_base_search", set_name="manual", query="a"),
-}
 
 
 def script(model: dict[str, Any], talking: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """What the silent model, the talking model, and all that is no model do in their phase."""
-    calling = [{"model": name, "steps": [{"tool_calls": [each]}, DONE]} for name, each in _CALLS.items()]
+    calling = [
+        {"model": asked.name, "steps": [{"tool_calls": [asked.call]}, DONE]} for asked in _NO_MODEL if asked.call
+    ]
     models = [{"model": SILENT_MODEL, "steps": [model]}, {"model": TALKING_MODEL, "steps": [talking]}, *calling]
     return {
         "llm": [*models, {"steps": [DONE]}],

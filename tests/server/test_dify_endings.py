@@ -12,15 +12,8 @@ import pytest
 import trio
 from tests.server.clients import Frame, open_api, open_stream
 from tests.server.dify_fakes import FakeDify, fake_dify
-from tests.server.dify_phases import (
-    FIRST_SEARCH,
-    PHASES,
-    WAITING_A_WHILE,
-    WAITING_FOR_EVER,
-    all_left,
-    in_phase,
-    start,
-)
+from tests.server.dify_faults import FIRST_SEARCH
+from tests.server.dify_phases import PHASES, WAITING_A_WHILE, WAITING_FOR_EVER, all_left, in_phase, start
 from tests.server.dify_results import ended
 from tests.server.endings import assert_ended_once, moment, stored_run
 from tests.server.harness import StoreServer, serving, until
@@ -114,7 +107,7 @@ async def test_the_deadline_ends_what_waits_for_dify(store: StoreServer, dify: F
                     data = ended(events, "run_failed")
                     took = (moment(events[-1]) - moment(events[0])).total_seconds()
                     assert LIMIT_SECONDS * 0.9 <= took < LIMIT_SECONDS + PROMPT_SECONDS, phase
-                    if phase == FIRST_SEARCH:  # the loop of models and tools has not begun: the entry has its own bound
+                    if phase == FIRST_SEARCH.name:  # the loop has not begun: the entry has its own bound
                         assert (data["reason"], data["error_type"]) == ("phase_timeout", None)
                         assert "DIFY_AGENT_ENTER_TIMEOUT_SECONDS" in data["error"]
                     else:

@@ -7,7 +7,7 @@ import structlog
 from pydantic_ai.messages import AgentStreamEvent, PartDeltaEvent, TextPartDelta
 
 from dify_agent.actors.environment import CoalescingPolicy
-from dify_agent.actors.publisher import RunLog
+from dify_agent.actors.run_log import RunLog
 from dify_agent.events import envelope
 from dify_agent.events.coalescer import Coalescer
 from dify_agent.events.flusher import CoalescingSink, FlushTimer

@@ -15,7 +15,7 @@ import trio
 from dify_agent.actors.environment import RunEnvironment
 from dify_agent.actors.live_log import LiveLog
 from dify_agent.actors.messages import Failed, Interrupted, Stop, StopKind, Succeeded, WorkDone
-from dify_agent.actors.publisher import LogLostError, RunLog
+from dify_agent.actors.run_log import LogLostError, RunLog
 from dify_agent.actors.terminals import UNWRITABLE, cancellation_terminal, failure_terminal, success_terminal
 from dify_agent.errors import Reason, RunNotFoundError, StoreUnavailableError
 from dify_agent.protocol.schemas import RunStatusResponse

@@ -10,7 +10,6 @@ pauses, and meanwhile the other runs' events go on. Each stuck log has its own c
 """
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Sequence
 from itertools import chain, islice
@@ -21,21 +20,16 @@ import trio
 
 from dify_agent.actors.live_log import LiveLog
 from dify_agent.actors.messages import StopKind
+from dify_agent.actors.run_log import RunLog, batch_bytes
 from dify_agent.concurrency.channels import ByteBudget
 from dify_agent.errors import StoreUnavailableError
-from dify_agent.protocol.event_id import START, EventId
-from dify_agent.store.base import AppendBatch, AppendOutcome, RecordUnreadableError, RunStore, StoredEvent
+from dify_agent.store.base import AppendBatch, AppendOutcome, RecordUnreadableError, RunStore
 
-BATCH_EVENTS: Final = 256
-BATCH_BYTES: Final = 1 << 20
-"""Bounds of one run's batch: one script call stays well under a millisecond per hundred events."""
 PIPELINE_RUNS: Final = 64
 """Runs that share one round trip."""
 PIPELINE_BYTES: Final = 2 << 20
 """One round trip holds no further run's batch past this, so at most this and a batch: it must be over within the
 store's time limit of 5 s on a slow link too."""
-RUN_SHARE: Final = 16
-"""One run may hold a sixteenth of the process's queue, so a run that floods waits alone."""
 KEEP_SECONDS: Final = 2.0
 """How long acknowledged events are kept: a failover may lose those that the new primary had not got yet (R21)."""
 KEEP_SHARE: Final = 4
@@ -44,179 +38,6 @@ RETRY_FIRST_SECONDS: Final = 0.05
 RETRY_MOST_SECONDS: Final = 1.0
 
 _log = structlog.get_logger()
-_LOST: Final[dict[AppendOutcome, StopKind]] = {
-    "sealed": StopKind.SEALED,
-    "gap": StopKind.SEALED,  # with events that are none of ours, or it would have been mended
-    "missing": StopKind.RECORD_LOST,
-}
-
-
-_ENDABLE: Final = (StopKind.STORE_UNAVAILABLE, StopKind.REFUSED)
-"""Losses after which the terminal transition may still be tried."""
-
-
-class LogLostError(Exception):
-    """The run's log takes no more events; the run's actor has been told why."""
-
-    def __init__(self, kind: StopKind) -> None:
-        super().__init__(str(kind))
-        self.kind = kind
-
-
-class RunLog:
-    """A run's end of the publisher: offer events, wait for room, wait until all is stored."""
-
-    def __init__(
-        self, run_id: str, live: LiveLog, publisher: "Publisher", on_lost: Callable[[StopKind, str], None]
-    ) -> None:
-        self.run_id = run_id
-        self.live = live
-        self.lost: StopKind | None = None
-        self._publisher = publisher
-        self._on_lost = on_lost
-        self._pending: deque[StoredEvent] = deque()
-        self._in_flight: AppendBatch | None = None
-        self._offered = START
-        self._stored = START
-        self._budget = ByteBudget(max(1, publisher.budget.limit // RUN_SHARE))
-        self._settled = trio.lowlevel.ParkingLot()
-        self._outage_told = False
-
-    def offer(self, payload: bytes) -> None:
-        """Queue one event. Never waits; what cannot be stored any more is dropped."""
-        if self.lost is not None:
-            return
-        ms = max(self._offered.ms, time.time_ns() // 1_000_000)
-        self._offered = EventId(ms, self._offered.n + 1)
-        self._pending.append(StoredEvent(self._offered, payload))
-        self._take(len(payload))
-        self._publisher.mark_ready(self)
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the producer may go on without waiting."""
-        return self._budget.has_room and self._publisher.budget.has_room
-
-    async def wait_for_room(self) -> None:
-        """Backpressure: return when both the run's and the process's queue have room, or the log is lost."""
-        while self.lost is None and not self.has_room:
-            await self._budget.wait_for_room()
-            await self._publisher.budget.wait_for_room()
-
-    async def flushed(self) -> None:
-        """Return when every offered event is stored, or was dropped and the run can still be ended.
-
-        Raises:
-            LogLostError: the log belongs to someone else or is gone: nothing must be written to the run any more.
-        """
-        while self.lost is None and not self.idle:
-            await self._settled.park()
-        if self.lost is not None and self.lost not in _ENDABLE:
-            raise LogLostError(self.lost)
-
-    def close(self) -> None:
-        """The run has ended; the publisher need not wait for this log any more. May be called again."""
-        self._publisher.forget(self)
-
-    # The rest is the publisher's side.
-
-    def next_batch(self) -> AppendBatch | None:
-        """The batch to send now: the one in flight again, or a new one."""
-        if self._in_flight is None and self._pending:
-            events: list[StoredEvent] = []
-            size = 0
-            while self._pending and len(events) < BATCH_EVENTS and size < BATCH_BYTES:
-                events.append(self._pending.popleft())
-                size += len(events[-1].payload)
-            self._in_flight = AppendBatch(self.run_id, self._stored, tuple(events))
-        return self._in_flight
-
-    def settle(self, outcome: AppendOutcome) -> None:
-        """Take the answer for the batch in flight."""
-        batch = self._land()
-        if outcome == "appended":
-            self._stored = batch.events[-1].id
-            self.live.extend(event for event in batch.events if event.id > self.live.top)
-            self._publisher.keep(batch)
-        else:
-            self.lose(_LOST[outcome], f"append answered {outcome}")
-
-    def step_back(self, top: EventId) -> AppendBatch | None:
-        """The batch in flight, with what the store has lost of acknowledged events in front of it.
-
-        ``top`` is the newest event that the store still has. None when it is not one of this run's earlier events:
-        then somebody else writes this log.
-        """
-        if self._in_flight is None or top >= self._in_flight.expected_top:
-            return None
-        before = self._in_flight.expected_top  # a second failover may have cut into what was put in front before
-        kept = self._publisher.kept(self.run_id)
-        lost = tuple(event for batch in kept for event in batch.events if top < event.id <= before)
-        _log.warning(
-            "acknowledged events were lost by the store, they are written again",
-            run_id=self.run_id,
-            lost=before.n - top.n,
-            written=len(lost),
-        )
-        self._take(sum(len(event.payload) for event in lost))
-        self._in_flight = AppendBatch(self.run_id, top, (*lost, *self._in_flight.events))
-        return self._in_flight
-
-    def refuse(self, error: Exception) -> None:
-        """Take a refusal that no repeat would change for the batch in flight."""
-        self._land()
-        unreadable = isinstance(error, RecordUnreadableError)
-        self.lose(StopKind.RECORD_UNREADABLE if unreadable else StopKind.REFUSED, str(error))
-
-    def lose(self, kind: StopKind, detail: str) -> None:
-        """Give the log up: drop what waits, tell the actor."""
-        self._drop(kind)
-        self._on_lost(kind, detail)
-
-    def tell_outage(self, seconds: float) -> None:
-        """The store has been away for longer than the bound. Events stay queued: they are written when it is back."""
-        if not self._outage_told:
-            self._outage_told = True
-            self._on_lost(StopKind.STORE_UNAVAILABLE, f"for {seconds:g} s")
-
-    def give_up(self) -> None:
-        """Nobody will write these events. The run's terminal transition may still be tried: ``flushed`` returns."""
-        if self.lost is not None:
-            return
-        if self._in_flight is not None:
-            self._land()
-        self._drop(StopKind.STORE_UNAVAILABLE)
-        if not self._outage_told:
-            self._outage_told = True
-            self._on_lost(StopKind.STORE_UNAVAILABLE, "to this replica, whose writer of events has failed")
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing waits to be written."""
-        return not self._pending and self._in_flight is None
-
-    def _land(self) -> AppendBatch:
-        """The batch in flight, which is not in flight any more."""
-        batch, self._in_flight = self._in_flight, None
-        assert batch is not None
-        self._release(batch_bytes(batch))
-        if not self._pending:
-            self._settled.unpark_all()
-        return batch
-
-    def _drop(self, kind: StopKind) -> None:
-        self.lost = kind
-        self._release(sum(len(event.payload) for event in self._pending))
-        self._pending.clear()
-        self._settled.unpark_all()
-
-    def _take(self, size: int) -> None:
-        self._budget.take(size)
-        self._publisher.budget.take(size)
-
-    def _release(self, size: int) -> None:
-        self._budget.release(size)
-        self._publisher.budget.release(size)
 
 
 class Publisher:
@@ -446,8 +267,3 @@ class Publisher:
         for log in logs:
             if self._stuck[log] <= before:
                 log.tell_outage(self._outage_seconds)
-
-
-def batch_bytes(batch: AppendBatch) -> int:
-    """Size of a batch's payloads."""
-    return sum(len(event.payload) for event in batch.events)

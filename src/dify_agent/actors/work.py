@@ -22,7 +22,7 @@ from dify_agent.actors.environment import RunEnvironment
 from dify_agent.actors.failures import describe_failure, phase_timeout
 from dify_agent.actors.lifecycle import Phase
 from dify_agent.actors.messages import Ending, Interrupted, Reached, RunMessage, Succeeded, WorkDone
-from dify_agent.actors.publisher import RunLog
+from dify_agent.actors.run_log import RunLog
 from dify_agent.concurrency.groups import must_leave
 from dify_agent.events import envelope
 from dify_agent.loop.port import Capture

@@ -10,7 +10,8 @@ from tests.unit.actors.fake_store import FakeRun, FakeStore
 
 from dify_agent.actors.live_log import LiveLog
 from dify_agent.actors.messages import StopKind
-from dify_agent.actors.publisher import Publisher, RunLog
+from dify_agent.actors.publisher import Publisher
+from dify_agent.actors.run_log import RunLog
 from dify_agent.protocol.event_id import EventId
 from dify_agent.protocol.schemas import RunStatusResponse
 from dify_agent.store.base import Owner, StoredEvent

@@ -9,16 +9,8 @@ from tests.unit.actors.logs import Desk, desk, event, payload
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dify_agent.actors.messages import StopKind
-from dify_agent.actors.publisher import (
-    BATCH_BYTES,
-    BATCH_EVENTS,
-    PIPELINE_BYTES,
-    PIPELINE_RUNS,
-    LogLostError,
-    Publisher,
-    RunLog,
-    batch_bytes,
-)
+from dify_agent.actors.publisher import PIPELINE_BYTES, PIPELINE_RUNS, Publisher
+from dify_agent.actors.run_log import BATCH_BYTES, BATCH_EVENTS, LogLostError, RunLog, batch_bytes
 from dify_agent.errors import StoreUnavailableError
 from dify_agent.protocol.event_id import START
 from dify_agent.store.base import AppendBatch, AppendOutcome, RecordUnreadableError
@@ -726,7 +718,7 @@ async def test_flushed_returns_at_once_for_a_log_without_events(autojump_clock: 
 
 async def test_ids_do_not_go_back_with_the_clock(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([2_000_000_000, 1_000_000_000, 3_000_000_000])
-    monkeypatch.setattr("dify_agent.actors.publisher.time.time_ns", lambda: next(times))
+    monkeypatch.setattr("dify_agent.actors.run_log.time.time_ns", lambda: next(times))
     async with desk() as d:
         log = d.open("one")
         for _ in range(3):

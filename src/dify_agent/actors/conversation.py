@@ -59,8 +59,8 @@ async def converse(
         Exception: whatever ended the loop.
     """
     try:
+        loop_request = await _loop_request(run_id, run, request, env)
         history = _history_layer(run)
-        loop_request = await _loop_request(run_id, run, request, env, history)
     except AgentRunValidationError:
         raise
     except _PREPARATION_ERRORS as error:
@@ -95,14 +95,14 @@ async def _under_deadline(
     return result
 
 
-async def _loop_request(
-    run_id: str, run: Run, request: CreateRunRequest, env: RunEnvironment, history: PydanticAIHistoryLayer | None
-) -> LoopRequest:
+async def _loop_request(run_id: str, run: Run, request: CreateRunRequest, env: RunEnvironment) -> LoopRequest:
+    """What the loop is asked for. The checks have an order: the first that fails is the one reported (protocol 3.2)."""
     prompts = list(run.user_prompts)
     results = request.deferred_tool_results
     if results is None and is_blank(prompts):
         raise AgentRunValidationError(EMPTY_PROMPT)
     output = _output_contract(run)
+    history = _history_layer(run)
     instructions = await render_instructions(run.prompts)
     model_layer: ModelLayer = _layer(run, DIFY_AGENT_MODEL_LAYER_ID, ModelLayer, "a model layer")
     model = model_layer.get_model(run_id)

@@ -96,12 +96,12 @@ def user_input(prompts: Sequence[UserContent]) -> str | list[UserContent]:
 
 
 async def render_instructions(functions: Sequence[Any]) -> list[str]:
-    """The system prompts' texts: one per fragment, trailing white space stripped, blank and ``None`` ones dropped."""
+    """The system prompts' texts: one per fragment, as it is; blank and ``None`` ones are dropped (agent-loop 2.2)."""
     texts: list[str] = []
     for function in functions:
         text = function()
         if inspect.isawaitable(text):
             text = await text
         if text is not None and text.strip():
-            texts.append(text.rstrip())
+            texts.append(text)
     return texts

@@ -87,6 +87,27 @@ class SchemaCheck:
         return None
 
 
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """Hold ``schema`` against the meta-schema of its draft, whatever its references lead to.
+
+    `compile_schema` does so too, but finds a reference to nothing first.
+
+    Raises:
+        ValueError: it is no valid JSON Schema, exceeds a limit of `schema_size`, or names an unknown draft.
+    """
+    import jsonschema_rs
+
+    check_size(schema)
+    try:
+        # Without a registry the library fetches an unknown ``$schema`` (measured); with an empty one it knows the
+        # drafts and nothing else.
+        jsonschema_rs.meta.validate(dict(schema), registry=jsonschema_rs.Registry([]))
+    except jsonschema_rs.ValidationError as error:
+        raise ValueError(error.message) from None
+    except jsonschema_rs.ReferencingError:
+        compile_schema(schema)  # in its words
+
+
 def compile_schema(schema: Mapping[str, Any]) -> SchemaCheck:
     """A check for ``schema``, draft by its ``$schema``, else the newest. ``format`` is an annotation in every draft.
 

@@ -158,6 +158,47 @@ def test_the_first_check_that_fails_is_reported(layers: tuple[dict[str, Any], ..
         plan(*layers, schema_version=9)
 
 
+def faulty(repaired: int) -> tuple[tuple[dict[str, Any], ...], dict[str, Any]]:
+    """A request with every fault of `IN_ORDER` but the first ``repaired`` ones."""
+    layers = [
+        *[layer("x", "no.such")][repaired > 1 :],
+        *[layer("", "plain.prompt")][repaired > 2 :],
+        *[PROMPT, PROMPT][repaired > 3 :],
+        *[layer("a", "test.dependent", deps={"second": "nobody"})][repaired > 4 :],
+        *[layer("b", "test.dependent", deps={"first": "nobody"})][repaired > 5 :],
+        *[layer("c", "test.dependent", deps={"first": "last"})][repaired > 6 :],
+        layer("last", "plain.prompt"),
+    ]
+    members: dict[str, Any] = {"deferred_tool_results": {}, "schema_version": 9 if repaired == 0 else 1}
+    if repaired <= 7:
+        members["on_exit"] = {"layers": {"nobody": "delete"}}
+    if repaired > 8:
+        members["session_snapshot"] = SNAPSHOT
+    return tuple(layers), members
+
+
+IN_ORDER = [
+    "Unsupported compositor config schema_version: 9.",
+    "\"Layer type id 'no.such' is not registered.\"",
+    "Layer node name must not be empty.",
+    "Duplicate layer name 'prompt'.",
+    "Layer 'a' declares unknown dependency keys: second.",
+    "Layer 'b' depends on undefined layer names: nobody.",
+    "Layer 'c' dependencies must target preceding layer nodes in compositor order: first->last.",
+    "on_exit.layers references unknown layer ids: nobody.",
+    "Missing required 'llm' layer.",
+    "Deferred tool results require the reserved 'llm' layer.",
+]
+
+
+@pytest.mark.parametrize(("repaired", "text"), list(enumerate(IN_ORDER)))
+def test_faults_of_the_graph_are_reported_in_order(repaired: int, text: str) -> None:
+    layers, members = faulty(repaired)
+    with pytest.raises(AgentRunValidationError) as caught:
+        plan(*layers, **members)
+    assert str(caught.value) == text
+
+
 def test_a_model_run() -> None:
     made = plan(
         PROMPT, HISTORY, LLM, session_snapshot=SNAPSHOT, on_exit={"default": "delete", "layers": {"history": "suspend"}}

@@ -200,5 +200,12 @@ async def test_render_instructions() -> None:
     async def late() -> str:
         return "late  "
 
-    functions = [lambda: " kept inside \n", lambda: "", lambda: " \n", lambda: None, late]
-    assert await render_instructions(functions) == [" kept inside", "late"]
+    functions = [lambda: " as it is \n", lambda: "", lambda: " \n", lambda: None, late]
+    assert await render_instructions(functions) == [" as it is \n", "late  "]
+
+
+async def test_system_prompts_reach_the_loop_as_they_are() -> None:
+    config = {"prefix": ["a  \n\n", " ", "  b"], "user": "x", "suffix": "c \n"}
+    plan = plan_run(composed(("plain.prompt", config)), PROVIDERS)
+    async with plan.compositor.enter(configs=plan.configs) as run:
+        assert await render_instructions(run.prompts) == ["a  \n\n", "  b", "c \n"]

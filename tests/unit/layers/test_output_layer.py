@@ -1,5 +1,6 @@
 """Structured output: the config, the schema that a model sees, and the check of what it sends."""
 
+import socket
 import subprocess
 import sys
 import time
@@ -150,6 +151,50 @@ def test_schemas_that_are_refused(schema: dict[str, Any], text: str) -> None:
     assert str(caught.value) == text
 
 
+CIRCLE = using("#/$defs/a", a={"items": ref("#/$defs/a")})
+MISSING = using("#/$defs/none")
+TORN = {"properties": {"a": ref("#/$defs/none"), "b": ref("#/$defs/c")}, "$defs": {"c": {"not": ref("#/$defs/c")}}}
+UNKNOWN_DRAFT = (
+    "Unknown meta-schema: 'https://json-schema.org/draft/none'. "
+    "Custom meta-schemas must be registered in the registry before use"
+)
+NONSENSE = "\"nonsense\" is not valid under any of the schemas listed in the 'anyOf' keyword"
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"if": ref("#/x"), "else": {"type": "nonsense"}, **CIRCLE}, unsupported("#/x")),
+        ({"else": {"type": "nonsense"}, "not": {"items": [ref("http://x")]}, **MISSING}, REMOTE),
+        ({"not": {"type": "nonsense"}, **CIRCLE}, NONSENSE),
+        ({"not": {"type": "nonsense"}, **MISSING}, NONSENSE),
+        ({"not": {"type": "nonsense"}, **TORN}, NONSENSE),
+        (
+            {"$schema": "http://json-schema.org/draft-04/schema#", "minimum": "x", **CIRCLE},
+            '"x" is not of type "number"',
+        ),
+        ({"$schema": "https://json-schema.org/draft/none", **CIRCLE}, UNKNOWN_DRAFT),
+        ({"properties": {"a": ref("#/$defs/c"), "b": ref("#/$defs/none")}, "$defs": TORN["$defs"]}, RECURSIVE),
+        ({"pattern": "(?=x)", **CIRCLE}, RECURSIVE),
+    ],
+)
+def test_the_first_check_that_fails_is_reported(schema: dict[str, Any], text: str) -> None:
+    """In the order of layers 2.6: form of the references, meta-schema, where references lead; bounds of ours last."""
+    with pytest.raises(ValueError, match=r".+") as caught:
+        contract(schema)
+    assert str(caught.value) == text
+
+
+def test_no_draft_is_fetched() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.settimeout(0)
+        for schema in ({}, CIRCLE):
+            with pytest.raises(ValueError, match="Unknown meta-schema"):
+                contract({"$schema": f"http://127.0.0.1:{listening.getsockname()[1]}/draft", **schema})
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+
+
 @pytest.mark.parametrize("schema", [{"$schema": 5}, {"$schema": "http://127.0.0.1:9/x"}, {"pattern": "("}])
 def test_other_schemas_that_are_none(schema: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r".+"):
@@ -237,8 +282,10 @@ def doubling(steps: int) -> dict[str, Any]:
 def test_definitions_that_double_are_refused_in_time() -> None:
     assert exposed(doubling(4))
     began = time.monotonic()
-    with pytest.raises(ValueError, match="more than 20000 parts once its references are put in"):
+    with pytest.raises(ValueError, match="more than 20000 subschemas once its references are put in"):
         contract(doubling(60))
+    with pytest.raises(ValueError, match="more than 20000 parts once its references are put in"):
+        contract(doubling(13))
     assert time.monotonic() - began < SECONDS
 
 
@@ -433,6 +480,23 @@ async def test_run_whose_outputs_are_all_wrong() -> None:
     run = await ran("{}", '{"n": null}')
     assert str(run.error) == "Exceeded maximum output retries (1)"
     assert run.result is None
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "result"),
+    [
+        (Text("hello"), Call("final_output", "{}"), {"n": 3}),
+        (Call("final_output", "{}"), Text("hello"), None),
+        (Text("hello"), Text("hello"), None),
+    ],
+)
+async def test_text_is_answered_only_as_long_as_no_output_was_refused(
+    first: Text | Call, second: Text | Call, result: dict[str, Any] | None
+) -> None:
+    turns = (turn(first), turn(second), turn(Call("final_output", '{"n": 3}', id="c3")))
+    run = await play(*turns, output=contract(COUNT))
+    error = None if result else "Exceeded maximum output retries (1)"
+    assert (run.result, str(run.error) if run.error else None) == (result, error)
 
 
 async def test_text_is_no_output() -> None:

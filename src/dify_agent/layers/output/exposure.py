@@ -28,12 +28,12 @@ _LOCAL: Final = "#/$defs/"
 def expose(schema: Mapping[str, Any]) -> dict[str, Any]:
     """The schema for the model, with the description it has itself. Its values under data keywords are shared.
 
-    A definition that nothing refers to may be recursive or refer to nothing: it is dropped with ``$defs``.
+    Its references have the form that `check_references` wants. A definition that nothing refers to may be recursive or
+    refer to nothing: it is dropped with ``$defs``.
 
     Raises:
-        ValueError: a reference breaks a rule, or the result is too large or too deep.
+        ValueError: a reference leads to itself or to nothing, or the result is too large or too deep.
     """
-    _check_references(schema)
     try:
         exposed = _Inlining(schema).schema(schema, 0)
     except RecursionError:
@@ -41,8 +41,12 @@ def expose(schema: Mapping[str, Any]) -> dict[str, Any]:
     return exposed | {"title": OUTPUT_TOOL_NAME}
 
 
-def _check_references(schema: Mapping[str, Any]) -> None:
-    """Check the form of every reference, in the order they stand in, also in definitions that are not used."""
+def check_references(schema: Mapping[str, Any]) -> None:
+    """Check the form of every reference, in the order they stand in, also in definitions that are not used.
+
+    Raises:
+        ValueError: one does not begin with ``#/$defs/``.
+    """
     pending = [schema]
     while pending:
         node = pending.pop()

@@ -253,7 +253,7 @@ _TIMEOUTS: Final[tuple[tuple[type[httpx2.TimeoutException], TransportReason, str
         "pool",
         "all outbound connections of this server were in use for {seconds}; {peer} was not asked. Try again later, "
         "or raise {setting}",
-        "DIFY_AGENT_OUTBOUND_HTTP_MAX_CONNECTIONS",
+        "DIFY_AGENT_OUTBOUND_HTTP_MAX_CONNECTIONS, DIFY_AGENT_OUTBOUND_HTTP_POOL_TIMEOUT",
     ),
 )
 
@@ -268,7 +268,8 @@ def transport_failure(error: httpx2.RequestError, peer: Peer) -> TransportFailur
     named = f"{peer.name} ({address})" if address else peer.name
     for kind, reason, bound, text, setting in _TIMEOUTS:
         if isinstance(error, kind):
-            message = text.format(peer=named, seconds=_seconds(error, bound), setting=setting)
+            raised = setting.replace(", ", " or ")
+            message = text.format(peer=named, seconds=_seconds(error, bound), setting=raised)
             is_unreached = reason is TransportReason.CONNECT_TIMEOUT
             return TransportFailure(reason, message, f"{peer.url_setting}, {setting}" if is_unreached else setting)
     if isinstance(error, httpx2.ConnectError):

@@ -111,7 +111,8 @@ def _told(error: BaseException | None) -> str | None:
         if isinstance(error, httpx2.PoolTimeout):
             return (
                 "all outbound connections of this server are in use; the model was not asked. "
-                "Try again later, or raise DIFY_AGENT_OUTBOUND_HTTP_MAX_CONNECTIONS"
+                "Try again later, or raise DIFY_AGENT_OUTBOUND_HTTP_MAX_CONNECTIONS or "
+                "DIFY_AGENT_OUTBOUND_HTTP_POOL_TIMEOUT"
             )
         if isinstance(error, EncodedAnswerError):
             return (

@@ -1,7 +1,7 @@
 """Which step of the script answers a request, and the counts that this needs."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
 from dify_agent.testing.script import (
@@ -29,7 +29,7 @@ class Call(NamedTuple):
     """What is known of a model call."""
 
     model: str
-    messages: list[dict[str, Any]]
+    messages: Sequence[Mapping[str, Any]]
     agent_run_id: str | None = None
     call_index: int | None = None
 
@@ -97,7 +97,7 @@ class Chooser:
         return number
 
 
-def last_user_text(messages: Sequence[dict[str, Any]]) -> str:
+def last_user_text(messages: Sequence[Mapping[str, Any]]) -> str:
     """The text of the last user message, its text parts joined; empty where there is none."""
     for message in reversed(messages):
         if message.get("role") == "user":
@@ -112,7 +112,7 @@ def _is_text(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") == "text"
 
 
-def calls_since_prompt(messages: Sequence[dict[str, Any]]) -> int:
+def calls_since_prompt(messages: Sequence[Mapping[str, Any]]) -> int:
     """Which model call behind the last user message this is, from 1."""
     number = 1
     for message in reversed(messages):

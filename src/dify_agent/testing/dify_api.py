@@ -79,6 +79,9 @@ class FakeDifyApi:
 
     def _retrieve(self, request: RecordedRequest) -> Answer:
         asked = parsed(KnowledgeRequest, request.raw_body)
+        problem = asked.config_problem
+        if problem is not None:
+            raise refusal(422, "retrieval_config_invalid", problem)
         step = self._chooser.knowledge(asked.dataset_ids)
         results = step.results if step.results is not None else _results(asked)
         return step_answer(step, {"results": results, "usage": step.usage}, envelope)

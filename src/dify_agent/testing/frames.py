@@ -2,7 +2,7 @@
 
 import json
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any, Final
 
@@ -32,7 +32,7 @@ def to_json(value: Any) -> bytes:
 
 
 def llm_frames(
-    step: LlmStep, *, model: str, messages: list[dict[str, Any]], prompt: str, number: int, success: str
+    step: LlmStep, *, model: str, messages: Sequence[Mapping[str, Any]], prompt: str, number: int, success: str
 ) -> Iterator[bytes]:
     """The frames of a model call.
 

@@ -3,6 +3,7 @@
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from dify_agent.testing.answers import Answer, json_answer
 from dify_agent.testing.script import HttpError
@@ -42,8 +43,14 @@ def parsed(model: type[ModelT], body: bytes) -> ModelT:
 
 def problems(invalid: ValidationError) -> str:
     """Where a value does not fit and why, without the value: it may be a secret."""
-    items = invalid.errors(include_url=False, include_input=False, include_context=False)
-    return "; ".join(f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}" for item in items)
+    items = invalid.errors(include_url=False, include_input=False)
+    return "; ".join(f"{'.'.join(map(str, item['loc'])) or 'body'}: {_problem(item)}" for item in items)
+
+
+def _problem(item: ErrorDetails) -> str:
+    if item["type"] == "union_tag_invalid":  # the one text of Pydantic's that repeats what it was given
+        return "{discriminator} should be one of {expected_tags}".format(**item["ctx"])
+    return item["msg"]
 
 
 def envelope(error: HttpError) -> dict[str, Any]:

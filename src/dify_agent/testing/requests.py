@@ -4,9 +4,11 @@ Written down a second time on purpose: a fake that shared the caller's own class
 The Dify API rejects unknown members, the plugin daemon ignores them.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from dify_agent.testing.prompt import PromptMessage, ToolDeclaration
 
 JsonObject = dict[str, Any]
 UserFrom = Literal["account", "end-user"]
@@ -49,13 +51,13 @@ class LlmCaller(_Identity):
 
 
 class LlmTarget(_Strict):
-    """Which model, and what it is asked. Messages are not looked into: they may be large."""
+    """Which model, and what it is asked."""
 
     provider: NonBlank
     model: NonBlank
-    prompt_messages: list[JsonObject]
+    prompt_messages: list[PromptMessage]
     model_parameters: JsonObject = Field(default_factory=dict)
-    tools: list[JsonObject] | None = None
+    tools: list[ToolDeclaration] | None = None
     stop: list[str] | None = None
     stream: bool = True
 
@@ -97,6 +99,22 @@ class CoreToolRequest(_Strict):
     tool: CoreTool
 
 
+class RetrievalModel(_Strict):
+    """A model that searches or filters."""
+
+    provider: str
+    name: str
+    mode: str
+    completion_params: JsonObject = Field(default_factory=dict)
+
+
+class RerankingModel(_Strict):
+    """The model that orders what was found."""
+
+    provider: str
+    model: str
+
+
 class Retrieval(_Strict):
     """How a data set is searched."""
 
@@ -105,17 +123,35 @@ class Retrieval(_Strict):
     reranking_mode: str = "reranking_model"
     reranking_enable: bool = True
     top_k: Annotated[int, Field(ge=1)] | None = None
-    reranking_model: JsonObject | None = None
+    reranking_model: RerankingModel | None = None
     weights: JsonObject | None = None
-    model: JsonObject | None = None
+    model: RetrievalModel | None = None
+
+
+class Condition(_Strict):
+    """A comparison with a document's metadata."""
+
+    name: str
+    comparison_operator: Literal[
+        "contains", "not contains", "start with", "end with", "is", "is not", "empty", "not empty", "in", "not in",
+        "=", "≠", ">", "<", "≥", "≤", "before", "after",
+    ]  # fmt: skip
+    value: str | list[str] | int | float | None = None
+
+
+class Conditions(_Strict):
+    """Comparisons, all or one of which must hold."""
+
+    logical_operator: Literal["and", "or"] = "and"
+    conditions: list[Condition] = Field(default_factory=list)
 
 
 class MetadataFiltering(_Strict):
     """Which documents count."""
 
     mode: Literal["disabled", "automatic", "manual"] = "disabled"
-    model: JsonObject | None = Field(None, alias="model_config")
-    conditions: JsonObject | None = None
+    model: RetrievalModel | None = Field(None, alias="model_config")
+    conditions: Conditions | None = None
 
 
 class KnowledgeRequest(_Strict):
@@ -128,13 +164,34 @@ class KnowledgeRequest(_Strict):
     metadata_filtering: MetadataFiltering = Field(default_factory=MetadataFiltering)
     attachment_ids: list[str] = Field(default_factory=list)
 
+    @property
+    def config_problem(self) -> str | None:
+        """What a mode needs and has not got: the body has the right form, and yet nothing can be searched with it."""
+        retrieval, filtering = self.retrieval, self.metadata_filtering
+        needed = {
+            "retrieval.top_k": retrieval.mode == "multiple" and retrieval.top_k is None,
+            "retrieval.model": retrieval.mode == "single" and retrieval.model is None,
+            "metadata_filtering.model_config": filtering.mode == "automatic" and filtering.model is None,
+            "metadata_filtering.conditions": filtering.mode == "manual"
+            and not (filtering.conditions and filtering.conditions.conditions),
+        }
+        missing = [name for name, is_missing in needed.items() if is_missing]
+        return f"the mode needs {', '.join(missing)}" if missing else None
+
 
 class FileReference(_Strict):
-    """A file as a workflow names it."""
+    """A file as a workflow names it: by its URL or by its reference, which may have any form here."""
 
     transfer_method: Literal["local_file", "tool_file", "datasource_file", "remote_url"]
     reference: NonBlank | None = None
     url: NonBlank | None = None
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        needed, other = ("url", "reference") if self.transfer_method == "remote_url" else ("reference", "url")
+        if getattr(self, needed) is None or getattr(self, other) is not None:
+            raise ValueError(f"{self.transfer_method} takes a {needed} and no {other}")
+        return self
 
 
 class FileRequest(_Strict):
@@ -148,6 +205,13 @@ class FileRequest(_Strict):
     for_external: bool = True
 
 
+class ToolChoice(_Lenient):
+    """Whether the model may, must or must not call tools, or which it must."""
+
+    mode: Literal["auto", "none", "required", "tool"]
+    name: str | None = None
+
+
 class DaemonModel(_Lenient):
     """Which model the daemon calls, and what it is asked."""
 
@@ -155,16 +219,17 @@ class DaemonModel(_Lenient):
     model_type: Literal["llm"]
     model: NonBlank
     credentials: JsonObject
-    prompt_messages: list[JsonObject]
+    prompt_messages: list[PromptMessage]
     model_parameters: JsonObject = Field(default_factory=dict)
-    tools: list[JsonObject] | None = None
+    tools: list[ToolDeclaration] | None = None
+    tool_choice: ToolChoice | None = None
     stop: list[str] | None = None
     stream: bool = True
 
     @field_validator("prompt_messages")
     @classmethod
-    def _check_content(cls, messages: list[JsonObject]) -> list[JsonObject]:
-        if any(message.get("content") is None for message in messages):
+    def _check_content(cls, messages: list[PromptMessage]) -> list[PromptMessage]:
+        if any(message["content"] is None for message in messages):
             raise ValueError("every prompt message must have a content")
         return messages
 

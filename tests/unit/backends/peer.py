@@ -1,8 +1,9 @@
 """A peer on a real socket: answers as its program says, and sees who leaves."""
 
+import select
 import socket
 import struct
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import h11
 import trio
@@ -170,3 +171,16 @@ def unused_url():
     """An address where nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         return f"http://127.0.0.1:{sock.getsockname()[1]}"
+
+
+@contextmanager
+def unanswered_url():
+    """An address where a connect is neither taken nor refused: nobody accepts, and the system's queue is full."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, ExitStack() as queued:
+        while True:
+            client = queued.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
+            if not select.select([], [client], [], 0.1)[1]:  # on loopback one that is taken is so at once
+                break
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"

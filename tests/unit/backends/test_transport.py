@@ -1,6 +1,7 @@
 """The process's outbound clients on real sockets: what they share, what they send, what their failures are called."""
 
 import socket
+import time
 
 import httpx2
 import pytest
@@ -11,10 +12,12 @@ from tests.unit.backends.peer import (
     connected,
     foreign,
     headers,
+    open_peer,
     plain,
     resetting,
     silent,
     truncating,
+    unanswered_url,
     unused_url,
 )
 
@@ -120,6 +123,23 @@ async def test_idle_connections_are_limited_in_total():
         await peer.until(lambda: peer.open == 1)
 
 
+KEPT_SECONDS = 0.2
+
+
+async def test_an_idle_connection_expires():
+    """The pool looks at its connections whenever one is asked for, whoever is to be reached."""
+    async with connected(plain(200, b""), keepalive_expiry=KEPT_SECONDS) as (peer, outbound):
+        async with open_peer(plain(200, b"")) as other:
+            began = time.monotonic()  # the pool's clock; the connection is idle from then on at the earliest
+            await outbound.dify_api.get(peer.url)
+            with trio.fail_after(5):
+                while peer.open:
+                    await outbound.dify_api.get(other.url)
+            assert time.monotonic() - began >= KEPT_SECONDS
+            await outbound.dify_api.get(peer.url)
+        assert len(peer.requests) == 2
+
+
 async def test_closing_one_client_leaves_the_pool():
     async with connected(plain(200, b"")) as (peer, outbound):
         await outbound.daemon.aclose()
@@ -155,6 +175,19 @@ async def test_broken_off(program, what, setting):
     assert failed.setting == setting
 
 
+async def test_a_connect_that_nobody_answers():
+    with unanswered_url() as url:
+        async with clients(url, connect_timeout=0.2) as outbound:
+            began = trio.current_time()
+            with trio.fail_after(5):
+                failed = await failure(outbound)
+            assert trio.current_time() - began >= 0.2
+    assert (failed.reason, failed.timed_out) == (TransportReason.CONNECT_TIMEOUT, True)
+    assert failed.message.startswith(f"no connection to the Dify API ({url}) within 0.2 seconds.")
+    assert failed.message.endswith("or raise DIFY_AGENT_OUTBOUND_HTTP_CONNECT_TIMEOUT")
+    assert failed.setting == "DIFY_AGENT_INNER_API_URL, DIFY_AGENT_OUTBOUND_HTTP_CONNECT_TIMEOUT"
+
+
 async def test_silence():
     async with connected(silent, read_timeout=0.1) as (_, outbound):
         failed = await failure(outbound)
@@ -177,8 +210,10 @@ async def test_no_connection_left():
         async with outbound.daemon.stream("GET", peer.url):
             failed = await failure(outbound)
     assert (failed.reason, failed.timed_out) == (TransportReason.POOL_EXHAUSTED, True)
-    assert "DIFY_AGENT_OUTBOUND_HTTP_MAX_CONNECTIONS" in failed.message
-    assert failed.setting == "DIFY_AGENT_OUTBOUND_HTTP_MAX_CONNECTIONS"
+    advice = "or raise DIFY_AGENT_OUTBOUND_HTTP_MAX_CONNECTIONS or DIFY_AGENT_OUTBOUND_HTTP_POOL_TIMEOUT"
+    assert "were in use for 0.1 seconds" in failed.message
+    assert failed.message.endswith(advice)
+    assert failed.setting == "DIFY_AGENT_OUTBOUND_HTTP_MAX_CONNECTIONS, DIFY_AGENT_OUTBOUND_HTTP_POOL_TIMEOUT"
 
 
 def test_an_error_outside_a_request():

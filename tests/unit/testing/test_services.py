@@ -148,14 +148,6 @@ async def test_bodies_that_do_not_fit(path: str, member: str, broken: dict) -> N
         assert (await client.post(path, content=b"{")).status_code == 400
 
 
-async def test_single_retrieval_with_filters_fits() -> None:
-    body = knowledge_body("d1", "d2")
-    body["retrieval"] = {"mode": "single", "model": {"provider": "p", "name": "m", "mode": "chat"}}
-    body["metadata_filtering"] = {"mode": "automatic", "model_config": {"provider": "p"}}
-    async with asking() as (_, client):
-        assert len(json.loads(await ask(client, KNOWLEDGE, body))["results"]) == 2
-
-
 async def test_other_paths_and_methods() -> None:
     async with asking() as (_, client):
         assert (await client.post("/inner/api/other")).json()["code"] == "not_found"

@@ -11,7 +11,9 @@ SCHEMA: Final = {"type": "object", "properties": {"answer": {"type": "string"}},
 FAILURES: Final = {
     "enter": "the diary is stuck",
     "leave": "the diary is stuck",
+    "leave question": "the diary is stuck",
     "leave resource": "the diary does not close",
+    "leave resource question": "the diary does not close",
     "prepare": "the diary has no pen",
     "tools": "the tool is broken",
     "asked and tools": "the tool is broken",
@@ -90,7 +92,8 @@ def disturbed(session: Session) -> tuple[list[Turn], dict[str, Any], dict[str, A
     rounds = [tool_round(session.stack, session.calls, f"round {number}") for number in range(ROUNDS)]
     turns = rounds[: session.round] + _strike(session, HANG if hangs else _BREAK)
     if session.step.split()[0] in ("enter", "leave", "prepare"):
-        turns = [*rounds, final(session.stack, "never mind")]
+        asks = session.step.endswith("question")
+        turns = [*rounds, _question(session) if asks else final(session.stack, "never mind")]
     return turns, stuck, _trouble(session, hangs)
 
 
@@ -108,11 +111,19 @@ def _strike(session: Session, stop: Turn) -> list[Turn]:
         return [{"tool_calls": [_ASK, *beside, _ASK]}]
     if step in ("question", "question without history"):
         return [asking()]
-    added = {"name": "stuck"} if step in ("tools", "asked and tools") else _ASK
-    beside.insert(session.position, added)
+    if step == "question and tools":
+        return [_question(session)]
+    beside.insert(session.position, {"name": "stuck"})
     if step == "asked and tools":
         beside.insert(session.position // 2, _ASK)
     return [{"tool_calls": beside}]
+
+
+def _question(session: Session) -> Turn:
+    """A question among the session's other calls."""
+    calls = quick_calls(session.beside)
+    calls.insert(session.position, _ASK)
+    return {"tool_calls": calls}
 
 
 def _bad(session: Session) -> Turn:
@@ -128,9 +139,9 @@ def _bad(session: Session) -> Turn:
 
 def _trouble(session: Session, hangs: bool) -> dict[str, Any]:
     hook = {"cancel": "gate", "failure": "fail"}.get(session.ending, "hang")
-    match session.step:
-        case "enter" | "leave":
-            return {session.step: hook}
+    match session.step.removesuffix(" question"):
+        case "enter" | "leave" as moment:
+            return {moment: hook}
         case "leave stubborn":
             return {"leave": "stubborn"}
         case "leave resource":

@@ -14,20 +14,22 @@ ROUNDS: Final = 3
 REQUESTS: Final = ("silent", "text", "thinking")
 """Strikes while the model answers: before its first token, and after some of its text or thinking."""
 _INTERRUPTIBLE: Final = (
-    *("enter", "tools", "tools", "asked and tools", "leave", *REQUESTS),
+    *("enter", "tools", "tools", "asked and tools", "leave", "leave question", "leave question", *REQUESTS),
     *("retry unknown", "retry output", "retry policy"),
 )
 STEPS: Final[dict[Ending, tuple[str, ...]]] = {
     "cancel": _INTERRUPTIBLE,
-    "deadline": (*_INTERRUPTIBLE, "leave stubborn"),
+    "deadline": (*_INTERRUPTIBLE, "leave stubborn", "leave stubborn question"),
     "shutdown": _INTERRUPTIBLE,
     "failure": (
-        *("enter", "prepare", "tools", "asked and tools", "leave", "leave resource", *REQUESTS),
+        *("enter", "prepare", "tools", "asked and tools", "leave", "leave question", *REQUESTS),
+        *("leave resource", "leave resource question"),
         *("twice unknown", "twice output", "twice policy", "two questions", "question without history"),
     ),
     "question": ("question", "question and tools"),
 }
-"""Where each ending can strike. ``retry``: after a retry prompt; ``twice``: its answer is as bad."""
+"""Where each ending can strike. ``retry``: after a retry prompt; ``twice``: its answer is as bad. ``leave``: while the
+layers leave, with the final answer or, ``leave … question``, with a question that the ending puts to nobody."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,18 @@ class Session:
         return self.step != "enter"
 
     @property
+    def leaves(self) -> bool:
+        """Whether the ending strikes while the layers leave."""
+        return self.step.startswith("leave")
+
+    @property
     def captured(self) -> bool:
         """Whether the agent loop had begun."""
         return self.step not in ("enter", "prepare")
 
     @property
     def leaves_snapshot(self) -> bool:
-        return self.step not in ("enter", "leave stubborn")
+        return self.step not in ("enter", "leave stubborn", "leave stubborn question")
 
 
 def needed(step: str) -> dict[str, bool]:

@@ -82,8 +82,10 @@ class Play:
         results = kinds.count("function_tool_result") - (self.past.question is not None)
         if not kinds or session.step == "enter":
             return bool(kinds)
-        if session.step.startswith("leave"):
-            return results >= ROUNDS * calls and "final_result" in kinds
+        called = [each["data"]["part"]["tool_name"] for each in events if kind_of(each) == "function_tool_call"]
+        if session.leaves:
+            end = "ask_human" in called if session.step.endswith("question") else "final_result" in kinds
+            return end and results >= ROUNDS * calls
         due = session.round * calls
         match session.step:
             case "text":
@@ -91,7 +93,6 @@ class Play:
             case "thinking":
                 return any(kind_of(each) == "part_start" and "Hm." in str(each["data"]) for each in events)
             case "tools" | "asked and tools":
-                called = [each["data"]["part"]["tool_name"] for each in events if kind_of(each) == "function_tool_call"]
                 return results >= due + session.beside and "stuck" in called
             case "retry output":
                 return "output_tool_result" in kinds

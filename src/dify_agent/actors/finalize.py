@@ -154,12 +154,12 @@ class Finalizer:
     def _ending_terminal(self, ending: Succeeded | Failed, done: WorkDone) -> Terminal:
         now = datetime.now(UTC)
         if isinstance(ending, Failed):
-            return failure_terminal(self._record, now, ending, done.snapshot, done.usage)
+            return failure_terminal(self._record, now, ending, done.snapshot_without_success(), done.usage)
         assert done.snapshot is not None, "proposed_ending lets no success without a snapshot through"
         return success_terminal(self._record, now, ending, done.snapshot, done.usage)
 
     def _cancel_terminal(self, done: WorkDone, intent: CancelIntent) -> Terminal:
-        snapshot = None if self._reduced else done.snapshot
+        snapshot = None if self._reduced else done.snapshot_without_success()
         return cancellation_terminal(self._record, datetime.now(UTC), intent, snapshot, done.usage)
 
     def _seal(self, outcome: FinalizeOutcome, terminal: Terminal) -> FinalizeOutcome:

@@ -5,6 +5,9 @@ from dataclasses import replace
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, RetryPromptPart, ToolReturnPart
 
+from agenton.compositor import CompositorSessionSnapshot, LayerSessionSnapshot
+from dify_agent.protocol.schemas import DIFY_AGENT_HISTORY_LAYER_ID
+
 
 def stored_form(messages: Sequence[ModelMessage], *, finished: bool) -> list[ModelMessage]:
     """The messages as the history layer stores them.
@@ -20,6 +23,24 @@ def stored_form(messages: Sequence[ModelMessage], *, finished: bool) -> list[Mod
     if not finished and _leaves_calls_pending(stored):
         _mark_interrupted(stored)
     return stored
+
+
+def without_question(snapshot: CompositorSessionSnapshot) -> CompositorSessionSnapshot:
+    """The snapshot of a run that asked a human, for an ending that puts the question to nobody.
+
+    The question's tail is marked as `stored_form` marks that of a loop that did not finish: a response, or the results
+    of its other calls. All else stays as it was written.
+    """
+    layers = [_unasked(layer) if layer.name == DIFY_AGENT_HISTORY_LAYER_ID else layer for layer in snapshot.layers]
+    return snapshot.model_copy(update={"layers": layers})
+
+
+def _unasked(history: LayerSessionSnapshot) -> LayerSessionSnapshot:
+    messages = history.runtime_state.get("messages")
+    if not isinstance(messages, list) or not messages or not isinstance(messages[-1], dict):
+        return history  # another layer has cleared it while it left
+    asked = [*messages[:-1], {**messages[-1], "state": "interrupted"}]
+    return history.model_copy(update={"runtime_state": {**history.runtime_state, "messages": asked}})
 
 
 def _mark_interrupted(stored: list[ModelMessage]) -> None:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from pydantic import JsonValue
 
 from agenton.compositor import CompositorSessionSnapshot
+from dify_agent.actors.history import without_question
 from dify_agent.actors.lifecycle import Phase
 from dify_agent.protocol.schemas import AgentRunUsage, DeferredToolCallPayload, RunFailureType
 
@@ -81,6 +82,15 @@ class WorkDone:
     ending: Ending
     snapshot: CompositorSessionSnapshot | None = None
     usage: AgentRunUsage | None = None
+    asked: bool = False
+    """Whether the agent loop ended with a question to a human, which is open in the snapshot."""
+
+    def snapshot_without_success(self) -> CompositorSessionSnapshot | None:
+        """The snapshot for any ending but success: such an event names no question, so nobody would answer it and the
+        next prompt would be refused (decision R19)."""
+        if self.snapshot is None or not self.asked:
+            return self.snapshot
+        return without_question(self.snapshot)
 
 
 RunMessage = Stop | Reached | WorkDone

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 import structlog
 import trio
 
-from agenton.compositor import CompositorSessionSnapshot
 from dify_agent.actors.agent_events import AgentEvents
 from dify_agent.actors.composition import RunPlan, plan_run, withheld_types
 from dify_agent.actors.conversation import Run, converse
@@ -54,6 +53,7 @@ class RunWork:
         self._capture = Capture()
         self._run: Run | None = None
         self._stopped = False
+        self._asked = False
 
     def interrupt(self, reason: str) -> None:
         """Stop the work. What the loop has buffered is dropped: a stopped run publishes no more."""
@@ -69,10 +69,10 @@ class RunWork:
             ending = await self._work()
         except BaseException as error:  # noqa: ASYNC103  The actor boundary: the one place that makes a failure an event.
             if must_leave(error):
-                self._report(WorkDone(Interrupted(), self._snapshot(), self._usage()))
+                self._report(self._done(Interrupted()))
                 raise
             ending = Interrupted() if self._stopped else describe_failure(error)
-        self._report(WorkDone(ending, self._snapshot(), self._usage()))
+        self._report(self._done(ending))
 
     async def _work(self) -> Ending:
         self._log.offer(envelope.run_started(self._run_id, datetime.now(UTC)))
@@ -114,12 +114,15 @@ class RunWork:
     async def _in_body(self, plan: RunPlan, run: Run) -> Ending:
         if plan.lifecycle_only:
             return Succeeded(output=None)
-        return await converse(
+        ending = await converse(
             run, self._request, self._env, run_id=self._run_id, events=self.events, capture=self._capture
         )
+        self._asked = ending.deferred is not None  # noted now: the layers' exit may replace this ending by its own
+        return ending
 
-    def _snapshot(self) -> CompositorSessionSnapshot | None:
-        return None if self._run is None else self._run.session_snapshot
+    def _done(self, ending: Ending) -> WorkDone:
+        snapshot = None if self._run is None else self._run.session_snapshot
+        return WorkDone(ending, snapshot, self._usage(), self._asked)
 
     def _usage(self) -> AgentRunUsage | None:
         report = self._capture.report

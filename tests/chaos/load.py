@@ -92,7 +92,7 @@ class Clients:
         reachable = self._world.reachable()
         if not reachable:
             return None
-        url = self._world.dice.choice(reachable).server.url
+        url = self._world.dice.choice(reachable).url
         try:
             return await self._client.post(f"{url}{path}", json=content)
         except _ERRORS:

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from tests.contracts.store_support import run_id
-from tests.doctor.world import DEAD, KEY, LIVING, RETENTION, World
+from tests.doctor.world import DEAD, FROZEN, KEY, LIVING, RETENTION, World
 
 from dify_agent.store.base import Claim, IdempotencyKey
 
@@ -201,6 +201,16 @@ async def set_dangling(world: World) -> str:
     return run
 
 
+async def set_of_the_frozen_dangling(world: World) -> str:
+    """As a create leaves it whose owner was frozen between its two steps, for longer than its lease."""
+    run = run_id()
+    await world.store.heartbeat(FROZEN, 60)
+    world.witness.sadd(world.keys.runs(FROZEN.id), run)
+    world.witness.expire(world.keys.runs(FROZEN.id), RETENTION)
+    world.witness.delete(world.keys.alive(FROZEN.id))
+    return run
+
+
 async def set_of_the_living_dangling(world: World) -> str:
     run = run_id()
     world.witness.sadd(world.keys.runs(LIVING.id), run)
@@ -309,6 +319,7 @@ BROKEN: Final[dict[str, tuple[str, Break, bool]]] = {
     "an owner nobody knows, without its set": ("owner-lost", owner_lost_with_its_set, True),
     "not in the owner's set": ("owner-unlisted", owner_unlisted, True),
     "a set that names no run": ("set-dangling", set_dangling, True),
+    "a frozen owner's set that names no run": ("set-dangling", set_of_the_frozen_dangling, False),
     "a living owner's set that names no run": ("set-dangling", set_of_the_living_dangling, False),
     "a key without TTL": ("ttl-missing", no_ttl, True),
     "a lease without TTL": ("ttl-missing", lease_without_ttl, True),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from tests.contracts.store_support import ONE_SERVER, StoreServer, run_id, running
 from tests.doctor import broken
-from tests.doctor.world import BOUNDS, DEAD, LIVING, RETENTION, World, payload
+from tests.doctor.world import BOUNDS, DEAD, FROZEN, LIVING, RETENTION, World, payload
 
 from dify_agent.doctor import rules
 from dify_agent.doctor.facts import NO_TTL
@@ -16,6 +16,7 @@ from dify_agent.doctor.repair import NOBODY, Repairs
 from dify_agent.doctor.scan import Scan
 from dify_agent.doctor.scripts import LOOK, REWRITE_RECORD
 from dify_agent.errors import StoreUnavailableError
+from dify_agent.store.base import Owner
 from dify_agent.store.deployments import open_executor
 from dify_agent.store.executor import Call, Item, Reply
 from dify_agent.store.keys import Keys
@@ -54,6 +55,10 @@ RACES: dict[str, tuple[broken.Break, Change]] = {
         broken.set_dangling,
         lambda world, _run: world.witness.set(world.keys.alive(DEAD.id), 3, ex=15),
     ),
+    "the owner was there": (
+        broken.set_dangling,
+        lambda world, _run: world.witness.set(world.keys.seen(DEAD.id), 3, ex=RETENTION),
+    ),
 }
 
 
@@ -69,6 +74,40 @@ async def test_a_repair_that_comes_too_late_changes_nothing(
     before = world.values()
     await Repairs(ExecutorKeyspace(world.executor), world.keys, scan).apply(found)
     assert world.values() == before
+
+
+async def test_a_run_whose_record_comes_after_the_repair_is_still_named(world: World) -> None:
+    """The owner was frozen between the two steps of a create, and for longer than its lease; then it goes on."""
+    run = await broken.set_of_the_frozen_dangling(world)
+    found, mended = await world.repair()
+    assert ([item.rule.id for item in found], mended) == (["set-dangling"], [])
+    for key, text in ((world.keys.record(run), running(run).model_dump_json()), (world.keys.owner(run), "5:replica-2")):
+        world.witness.set(key, text, ex=RETENTION)
+    assert list(await world.store.read_owned(FROZEN.id)) == [run]
+    assert (await world.look()).findings == [], "reapers will judge it"
+
+
+class _BeatingKeyspace(ExecutorKeyspace):
+    """An owner's heartbeat comes behind every question about a record."""
+
+    def __init__(self, world: World, owner: Owner) -> None:
+        super().__init__(world.executor)
+        self._world, self._owner = world, owner
+
+    async def ask(self, items: Sequence[Item], *, in_order: bool = False) -> list[Reply]:
+        replies = await super().ask(items, in_order=in_order)
+        if any((item.key or "").endswith(":record") for item in items):
+            await self._world.store.heartbeat(self._owner, 60)
+        return replies
+
+
+async def test_an_owner_that_beats_between_look_and_removal_keeps_its_entry(world: World) -> None:
+    run = await broken.set_dangling(world)
+    scan = world.scan()
+    found = (await scan.run()).findings
+    assert [(item.subject, item.repairable) for item in found] == [(run, True)]
+    await Repairs(_BeatingKeyspace(world, DEAD), world.keys, scan).apply(found)
+    assert list(await world.store.read_owned(DEAD.id)) == [run]
 
 
 HEALED: dict[str, tuple[broken.Break, Change]] = {

@@ -20,6 +20,8 @@ RETENTION: Final = 600
 BOUNDS: Final = Bounds(retention=RETENTION, lease=15)
 LIVING: Final = Owner("replica-1", 7)
 DEAD: Final = Owner("replica-0", 3)
+"""Nothing tells that it ever lived."""
+FROZEN: Final = Owner("replica-2", 5)
 KEY: Final = IdempotencyKey("tenant", "key")
 
 

@@ -266,12 +266,16 @@ def ends_clearly(log: LogFacts) -> bool:
     return log.terminal_count == 1 and log.terminals[0][0] == log.top and not log.foreign.count
 
 
-def check_member(owner_id: str, set_key: str, run_id: str, *, has_record: bool, alive: bool) -> list[Finding]:
-    """A run id in an owner's set."""
+def check_member(
+    owner_id: str, set_key: str, run_id: str, *, has_record: bool, alive: bool, seen: bool
+) -> list[Finding]:
+    """A run id in an owner's set. While the owner's ``seen`` key is there, it may go on and write the record."""
     if has_record:
         return []
-    detail = f"owner {owner_id}, which {'lives' if alive else 'has no lease'}"
-    return [Finding(rules.SET_DANGLING, "member", run_id, set_key, detail, repairable=not alive, owner=owner_id)]
+    state = "lives" if alive else "has no lease, but may go on" if seen else "has no lease"
+    detail = f"owner {owner_id}, which {state}"
+    repairable = not alive and not seen
+    return [Finding(rules.SET_DANGLING, "member", run_id, set_key, detail, repairable=repairable, owner=owner_id)]
 
 
 def check_claim(facts: ClaimFacts, bounds: Bounds) -> list[Finding]:

@@ -17,7 +17,7 @@ from dify_agent.doctor.facts import TERMINAL_STATUS, RunFacts
 from dify_agent.doctor.keyspace import KeyspaceReader
 from dify_agent.doctor.looks import Looks
 from dify_agent.doctor.scan import Scan
-from dify_agent.doctor.scripts import ADOPT, DROP_INTENT, REWRITE_RECORD, ReadOnlyCall
+from dify_agent.doctor.scripts import ADOPT, DROP_INTENT, DROP_MEMBER, REWRITE_RECORD, ReadOnlyCall
 from dify_agent.protocol.schemas import RunStatusResponse
 from dify_agent.store.executor import Call, Command, Reply
 from dify_agent.store.keys import Keys
@@ -83,9 +83,15 @@ class Repairs:
         await self._send(Call(DROP_INTENT, self._keys.run(finding.subject), ()))
 
     async def _drop_member(self, finding: Finding) -> None:
-        record, alive = self._keys.record(finding.subject), self._keys.alive(finding.owner)
-        if not any(await self._looks.present([record, alive])):
-            await self._send(Command(b"SREM", (finding.key, finding.subject)))
+        """Only of an owner that cannot create the run any more.
+
+        One that is frozen, or whose lease lapsed in an outage, may write the record at any time after its entry, and
+        would be named by nobody. Reapers leave such entries alone for the same reason.
+        """
+        (has_record,) = await self._looks.present([self._keys.record(finding.subject)])
+        if not has_record:
+            owner_keys = (self._keys.alive(finding.owner), self._keys.seen(finding.owner), finding.key)
+            await self._send(Call(DROP_MEMBER, owner_keys, (finding.subject,)))
 
     async def _enlist(self, finding: Finding) -> None:
         """Harmless to an owner that lives: with its next heartbeats it would write the same."""

@@ -183,8 +183,9 @@ SET_DANGLING: Final = _rule(
         "set-dangling",
         "warning",
         "An owner's set names a run that has no record.",
-        "Repair it; a living owner drops it by itself.",
-        "takes it out of the set of an owner without a lease if there is still no record",
+        "A living owner drops it by itself; of a lost one it stays until the set expires, for a frozen owner may yet "
+        "write the record. Repair what is left of an owner that cannot.",
+        "takes it out if there is still no record and the owner has neither a lease nor a `seen` key any more",
     )
 )
 TTL_MISSING: Final = _rule(

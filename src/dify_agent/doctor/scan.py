@@ -218,10 +218,10 @@ class Scan:
 
     async def _members(self, owner_id: str, set_key: str, run_ids: Sequence[str]) -> list[Finding]:
         has_record = await self.looks.present([self._keys.record(run_id) for run_id in run_ids])
-        (alive,) = await self.looks.present([self._keys.alive(owner_id)])
+        alive, seen = await self.looks.present([self._keys.alive(owner_id), self._keys.seen(owner_id)])
         found: list[Finding] = []
         for run_id, has_it in zip(run_ids, has_record, strict=True):
-            found += check_member(owner_id, set_key, run_id, has_record=has_it, alive=alive)
+            found += check_member(owner_id, set_key, run_id, has_record=has_it, alive=alive, seen=seen)
         return found
 
 

@@ -22,9 +22,10 @@ class ReadOnlyCall(Call):
         return Command(b"EVAL_RO", (self.script.source, len(self.keys), *self.keys, *self.arguments))
 
 
-def _load(name: str) -> Script:
+def _load(name: str, *, prelude: bool = True) -> Script:
     folder = files("dify_agent.doctor") / "scripts"
-    source = (folder / "prelude.lua").read_bytes() + b"\n" + (folder / f"{name}.lua").read_bytes()
+    names = ("prelude", name) if prelude else (name,)
+    source = b"\n".join((folder / f"{each}.lua").read_bytes() for each in names)
     return Script(source, hashlib.sha1(source, usedforsecurity=False).hexdigest().encode())
 
 
@@ -32,4 +33,5 @@ LOOK: Final = _load("look")
 PAGE: Final = _load("page")
 ADOPT: Final = _load("adopt")
 DROP_INTENT: Final = _load("drop_intent")
+DROP_MEMBER: Final = _load("drop_member", prelude=False)  # its keys are an owner's
 REWRITE_RECORD: Final = _load("rewrite_record")

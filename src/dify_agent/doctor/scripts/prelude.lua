@@ -1,4 +1,4 @@
--- Stands before every script. KEYS are one run's: record, events, owner, intent.
+-- Stands before every script on a run. KEYS are one run's: record, events, owner, intent.
 local RECORD, EVENTS, OWNER, INTENT = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
 -- The entries behind a cursor, and whether there may be more. Of a payload above `whole` bytes only `head` bytes are

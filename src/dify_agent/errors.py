@@ -19,6 +19,7 @@ class Reason(StrEnum):
     STORE_UNAVAILABLE = "store_unavailable"
     PHASE_TIMEOUT = "phase_timeout"
     INCOMPLETE_STREAM = "incomplete_stream"
+    MODEL_REQUEST_TIMEOUT = "model_request_timeout"
     BINDING_LOST = "binding_lost"
     CANCELLATION_OBSERVER = "cancellation_observer"
     HISTORY_TOO_LONG = "history_too_long"

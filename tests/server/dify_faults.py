@@ -203,7 +203,7 @@ def _of_a_model(asked: Asked, peer: str, url: str) -> list[Fault]:
             {**some, "error": unavailable, **HANG},
             Fails("InvokeServerUnavailableError", ("gone",), named_by_dify=True),
         ),
-        Fault(asked, "long line", {**some, "long_line_bytes": 3 << 20}, Fails("upstream_line_too_long", (peer,))),
+        Fault(asked, "long line", {**some, "long_line_bytes": 2_000_000}, Fails("upstream_line_too_long", (peer,))),
         Fault(asked, "silent", SILENT, quiet, waits=True),
         Fault(asked, "silent after text", {**some, **HANG}, quiet, waits=True),
         Fault(asked, "429", http(429, html="slow down"), Fails("InvokeRateLimitError", ("429", "slow down"))),
@@ -415,8 +415,8 @@ WRONG_KEYS: Final = [
     Fault(FIRST_SEARCH, "wrong key", {}, _NOT_FOUND),
 ]
 
-_POOL: Final = "DIFY_AGENT_OUTBOUND_HTTP_MAX_CONNECTIONS"
-_NO_CONNECTION: Final = Fails("outbound_pool_exhausted", (_POOL,), setting=_POOL)
+_POOL: Final = "DIFY_AGENT_OUTBOUND_HTTP_MAX_CONNECTIONS, DIFY_AGENT_OUTBOUND_HTTP_POOL_TIMEOUT"
+_NO_CONNECTION: Final = Fails("outbound_pool_exhausted", tuple(_POOL.split(", ")), setting=_POOL)
 
 NO_CONNECTION_FREE: Final = [
     Fault(GATEWAY_MODEL, "no connection free", {}, _NO_CONNECTION),

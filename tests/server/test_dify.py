@@ -438,6 +438,17 @@ async def test_the_plugin_daemon_as_the_way_to_models(direct_api: Api, dify: Fak
     assert dify.to(MODEL_PATH) == []
 
 
+async def test_the_plugin_daemon_needs_no_user(direct_api: Api, dify: FakeDify) -> None:
+    """Models and plugin tools: what the execution context does not have is left out (integrations 2)."""
+    await dify.play(llm=[{"steps": [{"tool_calls": [call("web_search", query="a")]}, DONE]}])
+    context = {name: value for name, value in CONTEXT.items() if name not in ("user_id", "user_from", "app_id")}
+    events = await direct_api.run(dify_run(plugin_tools("web_search"), context=context))
+    assert ended(events)["output"] == "Done."
+    asked = dify.to("/")
+    assert [request.path.split("/")[-2] for request in asked] == ["llm", "tool", "llm"]
+    assert not any("user_id" in request.body for request in asked)
+
+
 async def test_no_secret_is_in_events_or_log(api: Api, server: Server, dify: FakeDify) -> None:
     await dify.play(
         llm=[{"steps": [{"tool_calls": [call("web_search", query="a")]}, {"error": {"message": "bad"}}]}],

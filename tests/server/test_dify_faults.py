@@ -216,6 +216,14 @@ async def test_a_failure_while_asked(replica: Replica, dify: FakeDify, fault: Fa
     watched.assert_no_secret()
 
 
+@pytest.mark.parametrize("asked", [GATEWAY_MODEL, DAEMON_MODEL], ids=str)
+async def test_a_line_of_a_million_characters_is_read(replica: Replica, dify: FakeDify, asked: Asked) -> None:
+    """Half of what the fault "long line" has, which is too long."""
+    await dify.play(**asked.script({"text": "", "long_line_bytes": 1_000_000}))
+    watched = Watched(replica(asked.transport))
+    assert ended(await watched.run(asked.body()))["output"] == "x" * 1_000_000
+
+
 def broken(replica: Replica, asked: Asked, state: str) -> Server:
     """A server whose service for this is in a state; the other one is in the other, to need fewer servers."""
     other = "wrong key" if state == "refuses" else "refuses"

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Final
 
-from pydantic_ai.exceptions import ModelHTTPError, UsageLimitExceeded
+from pydantic_ai.exceptions import ModelHTTPError, ModelRequestTimeout, UsageLimitExceeded
 
 from dify_agent.actors.environment import RunBounds
 from dify_agent.actors.lifecycle import Phase
@@ -66,9 +66,21 @@ def _described(error: BaseException) -> Failed:
         return Failed(text, error_type=RunFailureType.AGENT_RUN_LIMIT_EXCEEDED)
     if isinstance(error, RunFailedError):
         return Failed(text, reason=error.reason)
+    if isinstance(error, ModelRequestTimeout):
+        return _request_timeout(error)
     if isinstance(error, ModelHTTPError):
         return _model_failure(error)
     return Failed(text)
+
+
+def _request_timeout(error: ModelRequestTimeout) -> Failed:
+    """Of a bound that the caller set, not the operator: so it is named as a field of the request."""
+    missed = "say anything" if error.setting == "first_event_timeout" else "end its answer"
+    text = (
+        f"The model {error.model_name!r} did not {missed} within {error.timeout:g} seconds, so the run fails "
+        f"(model_settings.{error.setting} of the layer 'llm')."
+    )
+    return Failed(bounded(text), reason=Reason.MODEL_REQUEST_TIMEOUT)
 
 
 def _model_failure(error: ModelHTTPError) -> Failed:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import trio
-from pydantic_ai.exceptions import ModelHTTPError, UnexpectedModelBehavior, UsageLimitExceeded
+from pydantic_ai.exceptions import ModelHTTPError, ModelRequestTimeout, UnexpectedModelBehavior, UsageLimitExceeded
 from tests.unit.actors.world import BOUNDS
 
 from dify_agent.actors.failures import RunDeadlineExceededError, describe_failure, overdue, phase_timeout
@@ -26,6 +26,22 @@ TABLE: list[tuple[BaseException, Failed]] = [
     (RunDeadlineExceededError(900.5), Failed("Agent run exceeded the configured limit of 900.5 seconds", LIMIT)),
     (RunFailedError("cut", reason=Reason.INCOMPLETE_STREAM), Failed("cut", reason="incomplete_stream")),
     (RunFailedError("no reason"), Failed("no reason")),
+    (
+        ModelRequestTimeout("m", 0.3),
+        Failed(
+            "The model 'm' did not end its answer within 0.3 seconds, so the run fails "
+            "(model_settings.request_timeout of the layer 'llm').",
+            reason="model_request_timeout",
+        ),
+    ),
+    (
+        ModelRequestTimeout("m", 90, setting="first_event_timeout"),
+        Failed(
+            "The model 'm' did not say anything within 90 seconds, so the run fails "
+            "(model_settings.first_event_timeout of the layer 'llm').",
+            reason="model_request_timeout",
+        ),
+    ),
     (
         http(400, {"message": "bad", "error_type": "InvokeBadRequestError"}),
         Failed("bad", reason="InvokeBadRequestError"),

@@ -3,6 +3,7 @@
 import pytest
 from pydantic_ai.messages import (
     ModelMessage,
+    ModelMessagesTypeAdapter,
     ModelRequest,
     ModelResponse,
     TextPart,
@@ -11,7 +12,9 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from dify_agent.actors.history import stored_form
+from agenton.compositor import CompositorSessionSnapshot, LayerSessionSnapshot
+from agenton.layers import LifecycleState
+from dify_agent.actors.history import stored_form, without_question
 
 CALL = ToolCallPart("look", {}, "1")
 QUESTION = ToolCallPart("ask_human", {}, "2")
@@ -85,3 +88,26 @@ def test_an_interrupted_request_behind_results_is_joined_to_them() -> None:
     stored = stored_form([asked(), answered(CALL, QUESTION), results, refused], finished=False)
     assert stored[2:] == [ModelRequest(parts=results.parts, state="interrupted")]
     assert results.state == "complete"
+
+
+def snapshot(*messages: ModelMessage) -> CompositorSessionSnapshot:
+    dumped = ModelMessagesTypeAdapter.dump_python(list(messages), mode="json")
+    states = {"other": {"messages": ["not a history"]}, "history": {"messages": dumped}}
+    layers = [
+        LayerSessionSnapshot(name=name, lifecycle_state=LifecycleState.SUSPENDED, runtime_state=state)
+        for name, state in states.items()
+    ]
+    return CompositorSessionSnapshot(layers=layers)
+
+
+@pytest.mark.parametrize("results", [(), (ModelRequest(parts=[ToolReturnPart("look", "seen", "1")]),)])
+def test_a_question_is_given_up_as_a_loop_that_did_not_finish_is_marked(results: tuple[ModelRequest, ...]) -> None:
+    calls = [CALL, QUESTION] if results else [QUESTION]
+    messages: list[ModelMessage] = [asked(None), answered(*calls), *results]
+    open_, before = snapshot(*messages), snapshot(*messages)
+    assert without_question(open_) == snapshot(*stored_form(messages, finished=False))
+    assert open_ == before, "the snapshot itself stays: a success may have been proposed with it"
+
+
+def test_a_history_that_was_cleared_has_no_question() -> None:
+    assert without_question(snapshot()) == snapshot()

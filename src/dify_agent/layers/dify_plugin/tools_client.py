@@ -25,7 +25,8 @@ from dify_agent.model.dify.lines import LineSplitter, payload
 from dify_agent.protocol.separators import has_more_separators
 
 MAX_LINE_BYTES: Final = 8 << 20
-"""Of one item of a reply. Chunks of files are 8 KiB."""
+"""Of one item of a reply. More than a line of a model's answer may have: a tool says its text, its JSON or a small file
+in one item (larger files come in chunks of 8 KiB), and its result is read whole by the model anyway."""
 MAX_REPLY_BYTES: Final = 256 << 20
 """Of one reply, the base64 of several files of 30 MiB included."""
 _LINE_BYTES: Final = 64

@@ -6,8 +6,10 @@ inside the JSON of a chunk (integrations 3.6).
 
 from typing import Final
 
-MAX_LINE_BYTES: Final = 2 * 1024 * 1024
-"""Longest line, beside what it may repeat of the request: the Dify API echoes the prompt in every chunk."""
+MAX_LINE_BYTES: Final = 1 << 20
+"""Longest line of a model's answer, beside what it may repeat of the request: the Dify API echoes the prompt in every
+chunk. A chunk is a few tokens, and one line is held several times over while it is read. Replies of tools, which bring
+texts and files whole, have a larger limit of their own (`dify_agent.layers.dify_plugin.tools_client`)."""
 
 _SILENT_FIELDS: Final = (b":", b"event:", b"id:", b"retry:")
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
@@ -23,7 +25,7 @@ class LineTooLongError(ValueError):
 class LineSplitter:
     """Cuts a byte stream into lines, however the bytes are packeted. Looks at each byte once."""
 
-    def __init__(self, max_bytes: int = MAX_LINE_BYTES) -> None:
+    def __init__(self, max_bytes: int) -> None:
         """Take the longest line allowed, in bytes without its end."""
         self._max_bytes: Final = max_bytes
         self._rest: list[bytes] = []

@@ -7,6 +7,7 @@ from typing import Any, Final
 import httpx2
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
+from pydantic_ai.profiles import ModelProfile
 from pydantic_ai.settings import ModelSettings, merge_model_settings
 from pydantic_ai.tools import RunContext
 
@@ -15,6 +16,7 @@ from dify_agent.model.dify.call import LlmCall, LlmRoute, model_parameters, stop
 from dify_agent.model.dify.errors import NoAddressError
 from dify_agent.model.dify.lines import MAX_LINE_BYTES
 from dify_agent.model.dify.messages import prompt_messages, tool_declarations
+from dify_agent.model.dify.prepared import feedback_as_prompts, without_notes
 from dify_agent.model.dify.stream import DifyStream
 from dify_agent.model.dify.usage import add_usage
 from dify_agent.protocol.usage import AgentRunUsage
@@ -22,13 +24,16 @@ from dify_agent.protocol.usage import AgentRunUsage
 _ECHO_FACTOR: Final = 2
 """A line may repeat the request, written with more white space, defaults and escapes."""
 
+_PROFILE: Final = ModelProfile(supports_inline_system_prompts=True)
+"""System prompts stay what they are wherever they stand: all of them become one message (integrations 3.5)."""
+
 
 class DifyModel(Model[httpx2.AsyncClient]):
     """Asks one model of one plugin. Sends each request once: retries are the caller's decision, and it makes none."""
 
     def __init__(self, model: str, route: LlmRoute, *, settings: ModelSettings | None = None) -> None:
         """Take the model's name and the way to it."""
-        super().__init__(settings=settings)
+        super().__init__(settings=settings, profile=_PROFILE)
         self._model: Final = model
         self._route: Final = route
         self._total: AgentRunUsage | None = None
@@ -46,6 +51,18 @@ class DifyModel(Model[httpx2.AsyncClient]):
     def total_usage(self) -> AgentRunUsage | None:
         """Tokens and prices of all calls whose answer was read to its end; None before the first."""
         return self._total
+
+    def prepare_messages(
+        self, messages: list[ModelMessage], model_request_parameters: ModelRequestParameters | None = None
+    ) -> list[ModelMessage]:
+        """The history in the parts that Dify's wire has. Nobody's words are changed, and nothing is told about them.
+
+        Pydantic AI has more to say to a model than Dify's contract: it puts the request for a usable answer into the
+        system's voice, marks text that looks like one of its tags, and announces both. All else that it does (results
+        in the order of their calls, parts of other providers and of older histories) stays.
+        """
+        prepared = super().prepare_messages(feedback_as_prompts(messages), model_request_parameters)
+        return without_notes(prepared)
 
     async def request(
         self,

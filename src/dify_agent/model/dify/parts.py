@@ -25,7 +25,7 @@ from pydantic_ai.models import ModelRequestParameters
 
 from dify_agent.model.dify.chunks import MalformedLineError, MessageChunk, ToolCallChunk
 from dify_agent.model.dify.thinking import Piece, ThinkingSplitter, whole_spans
-from dify_agent.model.dify.tool_calls import ToolCallDraft, call_id, call_index, name_and_arguments
+from dify_agent.model.dify.tool_calls import ToolCallDraft, call_id, call_index, is_blank, name_and_arguments
 from dify_agent.model.final_result import final_result
 
 MAX_ANSWER_BYTES: Final = 16 << 20
@@ -77,7 +77,7 @@ class ResponseParts:
         """What one chunk says; ``number`` is its ordinal in the answer, from 0.
 
         Raises:
-            MalformedLineError: a file cannot be read.
+            MalformedLineError: a file cannot be read, or arguments belong to no call.
             AnswerTooLargeError: with this the answer is too large.
         """
         content = message.get("content")
@@ -137,11 +137,12 @@ class ResponseParts:
     def _take_call(self, call: ToolCallChunk, made_id: str) -> None:
         given = call_id(call)
         name, arguments = name_and_arguments(call)
-        draft = self._calls.get(given) if given else None
+        known = self._calls.get(given) if given else None
+        draft = known if known is not None or name else self._call_before(call_index(call))
         if draft is None and not name:
-            draft = self._unfinished(call_index(call), given)
-            if draft is None:
+            if is_blank(arguments):
                 return
+            raise MalformedLineError("arguments of a tool call that has no name")
         if draft is None:
             self._say(self._splitter.flush())
             self._count(_size(given) + _size(name) + _size(arguments))
@@ -154,7 +155,7 @@ class ResponseParts:
             return
         self._count(_PIECE_BYTES + _size(arguments))
         self._note(draft, call)
-        if draft.goes_on_with(name):
+        if known is None or draft.goes_on_with(name):
             draft.append(arguments)
             delta = ToolCallPartDelta(args_delta=arguments, tool_call_id=draft.call_id)
             self.events.append(PartDeltaEvent(index=draft.index, delta=delta))
@@ -163,22 +164,18 @@ class ResponseParts:
             draft.begin(name or draft.name, arguments)
             self._start(draft.index)
 
-    def _unfinished(self, index: int | None, given: str) -> ToolCallDraft | None:
+    def _call_before(self, index: int | None) -> ToolCallDraft | None:
         """The call that a fragment without a name, with no id or an unknown one, belongs to: that with its index, else
-        the one before, where neither an id nor two indexes tell them apart. A call without a name can never be made,
-        so the fragment is no call of its own, and without a call that goes on it is nothing."""
+        the one before. A call without a name can never be made, so the fragment is no call of its own; and what it
+        says is not lost where that call is complete: the arguments are wrong then, and the model is told so."""
         draft = None if index is None else self._calls_by_index.get(index)
-        last = self._last_call
-        if draft is None and not given and last is not None and (index is None or not last.has_position):
-            draft = last
-        return draft if draft is not None and draft.goes_on_with("") else None
+        return draft or self._last_call
 
     def _note(self, draft: ToolCallDraft, call: ToolCallChunk) -> None:
         self._last_call = draft
         index = call_index(call)
         if index is not None:
             self._calls_by_index[index] = draft
-            draft.has_position = True
 
     def _count(self, size: int) -> None:
         self._kept_bytes += size

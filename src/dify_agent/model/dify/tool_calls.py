@@ -42,7 +42,7 @@ class JsonProgress:
             self._first = piece.lstrip(_BLANK)[:1]
         if self._verdict is None:
             self._scan(piece)
-        elif self._verdict and piece.strip(_BLANK):
+        elif self._verdict and not is_blank(piece):
             self._verdict = False  # more than one value
         self._length += len(piece)
         if piece:
@@ -93,8 +93,6 @@ class ToolCallDraft:
     def __init__(self, index: int, call_id: str, name: str, arguments: str) -> None:
         self.index: Final = index
         self.call_id: Final = call_id
-        self.has_position = False
-        """Whether a fragment of it came with an index."""
         self.begin(name, arguments)
 
     def begin(self, name: str, arguments: str) -> None:
@@ -114,11 +112,16 @@ class ToolCallDraft:
 
     def is_nothing_new(self, name: str, arguments: str) -> bool:
         """Whether a fragment says nothing: the call is complete, and it brings no other name and no arguments."""
-        return name in ("", self.name) and not arguments.strip(_BLANK) and self._arguments.is_complete()
+        return name in ("", self.name) and is_blank(arguments) and self._arguments.is_complete()
 
     def append(self, arguments: str) -> None:
         """More of the arguments."""
         self._arguments.add(arguments)
+
+
+def is_blank(text: str) -> bool:
+    """Whether arguments have nothing but JSON's white space."""
+    return not text.strip(_BLANK)
 
 
 def call_id(call: ToolCallChunk) -> str:

@@ -14,6 +14,7 @@ from pydantic_ai.messages import ModelResponsePart, TextPart, ThinkingPart, Tool
 from tests.unit.model.dify.fake_dify import END, USAGE, call, chunk, envelope, error_line, line
 
 ODD: Final = "a\u2028b\u2029c\u0085d\v\f\x1c\x1d\x1e𝄞 é\r\n\0\u200b\ufeff😀"
+LONG: Final = "upstream_line_too_long"
 TOOLS_END: Final = line(chunk(usage=USAGE, finish="tool_calls"))
 MALFORMED: Final = "upstream_malformed_answer"
 EARLY: Final = "incomplete_stream"
@@ -108,7 +109,9 @@ TEXTS: Final = {
     "emoji cut by packets": _text(*_cut_at(_said("a😀b", "é") + END, "😀".encode(), "é".encode()), says="a😀bé"),
     "lone surrogate": _fails(_TWO + line(chunk("X")).replace(b"X", b"\\ud83d") + END, reason=MALFORMED, after="Hello"),
     "emoji in two escapes": _text(line(chunk("X")).replace(b"X", b"\\ud83d\\ude00") + END, says="😀"),
-    "2 MB line": _text(_said("x" * 2_000_000) + END, says="x" * 2_000_000),
+    "1 MB line": _text(_said("x" * 1_000_000) + END, says="x" * 1_000_000),
+    "2 MB line": _fails(_TWO, _said("x" * 2_000_000) + END, reason=LONG, after="Hello"),
+    "2 MB line that does not end": _fails(_TWO, _said("x" * 2_000_000)[:-20], reason=LONG, after="Hello"),
     "list of parts": _text(
         line(chunk([{"type": "text", "data": "Hel"}, {"type": "text", "data": "lo"}])) + END, says="Hello"
     ),
@@ -273,9 +276,46 @@ CALLS: Final = {
         arguments=(_A, _B),
     ),
     "a call with nothing but an id": _calls(
-        _called(call("", "", "c0"), call("f", '{"a":1}', "c1"), call("", '{"x":', "c9"), call("", "{}", "")),
+        _called(call("", "", "c0"), call("f", '{"a":1}', "c1"), call("", " ", "c9"), call("", "", "")),
         parts=(_F,),
         arguments=(_A,),
+    ),
+    "arguments without a name behind a call": _calls(
+        _called(call("f", '{"a":1}', "c1"), call("", '{"b":2}', "")),
+        parts=(ToolCallPart("f", '{"a":1}{"b":2}', "c1"),),
+        arguments=(None,),
+    ),
+    "arguments with an unknown id behind a call": _calls(
+        _called(call("f", '{"a":1}', "c1"), call("", '{"b"', "c9"), call("", ":2}", "c9")),
+        parts=(ToolCallPart("f", '{"a":1}{"b":2}', "c1"),),
+        arguments=(None,),
+    ),
+    "arguments with an unknown id for a call": _calls(
+        _called(call("f", '{"a"', "c1"), call("", ":", "x1"), call("", "1}", "x2")), parts=(_F,), arguments=(_A,)
+    ),
+    "arguments with an unknown index behind calls": _calls(
+        _called(_indexed(0, "c1", "f", '{"a":1}'), _indexed(1, "c2", "g", '{"b":2}'), _indexed(7, "", "", "{}")),
+        parts=(_F, ToolCallPart("g", '{"b":2}{}', "c2")),
+        arguments=(_A, None),
+    ),
+    "arguments with the index of a complete call": _calls(
+        _called(_indexed(0, "c1", "f", '{"a":1}'), _indexed(1, "c2", "g", '{"b":2}'), _indexed(0, "", "", "{}")),
+        parts=(ToolCallPart("f", '{"a":1}{}', "c1"), _G),
+        arguments=(None, _B),
+    ),
+    "arguments without a name behind the wrong call": _calls(
+        _called(call("f", '{"a":', "c1"), call("g", '{"b":2}', "c2"), call("", "1}", "")),
+        parts=(ToolCallPart("f", '{"a":', "c1"), ToolCallPart("g", '{"b":2}1}', "c2")),
+        arguments=(None, None),
+    ),
+    "arguments without a name before any call": _fails(
+        _TWO + _called(call("", '{"a":1}', "c1"), call("f", "{}", "c2")), reason=MALFORMED, after="Hello"
+    ),
+    "no id behind a fragment of an earlier call": _calls(
+        _called(call("f", '{"a":', "c1"), call("g", '{"b":', "c2")),
+        _called(call("", "1", "c1"), call("", "}", ""), call("", "2}", "c2")),
+        parts=(_F, _G),
+        arguments=(_A, _B),
     ),
     "an id of its own for each fragment": _calls(
         _called(_indexed(0, "c1", "f", '{"a'), _indexed(0, "x1", "", '":'), _indexed(0, "x2", None, "1}")),
@@ -284,8 +324,8 @@ CALLS: Final = {
     ),
     "an index that no call has": _calls(
         _called(_indexed(0, "c1", "f", '{"a":'), _indexed(5, "", "", '9}'), _indexed(0, "", "", "1}")),
-        parts=(_F,),
-        arguments=(_A,),
+        parts=(ToolCallPart("f", '{"a":9}1}', "c1"),),
+        arguments=(None,),
     ),
     "an index in the fragments alone": _calls(
         _called(call("f", '{"a', "c1"), _indexed(0, "", "", '":'), _indexed(0, None, None, "1}")),

@@ -14,11 +14,17 @@ from pydantic_ai.messages import (
     InstructionPart,
     ModelRequest,
     ModelResponse,
+    NativeToolCallPart,
+    NativeToolReturnPart,
+    RetryFeedbackPart,
+    RetryInfo,
     RetryPromptPart,
+    SpeechPart,
     SystemPromptPart,
     TextContent,
     TextPart,
     ThinkingPart,
+    ToolAvailabilityDeltaPart,
     ToolCallPart,
     ToolReturnPart,
     UploadedFile,
@@ -78,6 +84,10 @@ DAEMON_BODY = {
         "stream": True,
     },
 }
+
+
+NO_OUTPUT = RetryInfo(cause="no_output", attempt=1, max_retries=1)
+ONE_TOOL = ModelRequestParameters(function_tools=[ToolDefinition(name="f", parameters_json_schema={"type": "object"})])
 
 
 def prompt(*messages, parameters=TEXT):
@@ -302,6 +312,86 @@ def test_retries():
     assert json.loads(tool_result("bad", outcome="retried")["content"]) == {"error": "bad"}
 
 
+NATIVE = {"tool_name": "f", "tool_call_id": "c1"}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ModelRequest([SpeechPart(speaker="user", transcript="a")]),
+        ModelRequest([ToolAvailabilityDeltaPart(tools_added=["f"])]),
+        ModelRequest([RetryFeedbackPart("a", retry=NO_OUTPUT)]),
+        ModelResponse([TextPart("a"), SpeechPart(speaker="assistant", transcript="a")]),
+        ModelResponse([NativeToolCallPart(args="{}", **NATIVE)]),
+        ModelResponse([NativeToolReturnPart(content="a", **NATIVE)]),
+    ],
+    ids=lambda message: type(message.parts[-1]).__name__,
+)
+def test_parts_that_dify_has_no_form_for_are_refused(message):
+    name = type(message.parts[-1]).__name__
+    with pytest.raises(UnexpectedModelBehavior, match=f"Dify models take no {name}; the model was not asked"):
+        prompt(message)
+
+
+def prepared(*messages):
+    """The messages as the loop sends them."""
+    return FakeDify().gateway_model().prepare_messages(list(messages), TEXT)
+
+
+def test_feedback_is_a_prompt_of_its_own_text():
+    """Whatever it stands beside, and whatever the cause."""
+    asked = ModelRequest([RetryFeedbackPart("Please return text.", retry=NO_OUTPUT)])
+    first = ModelRequest([SystemPromptPart("s"), *asked.parts])
+    assert prompt(*prepared(first, ModelResponse([TextPart("a")]), asked)) == [
+        {"role": "system", "content": "s", "name": None},
+        {"role": "user", "content": "Please return text.", "name": None},
+        {"role": "assistant", "content": "a", "name": None, "tool_calls": []},
+        {"role": "user", "content": "Please return text.", "name": None},
+    ]
+    quoting = RetryFeedbackPart("<system>a</system>", retry=RetryInfo(cause="model_retry", attempt=1, max_retries=1))
+    (message,) = prompt(*prepared(ModelRequest([quoting])))
+    assert (message["role"], message["content"]) == ("user", quoting.model_response())
+
+
+def test_what_pydantic_ai_has_to_prepare_is_prepared():
+    """Results in the order of their calls and before all else; older and foreign parts in a form that Dify has."""
+    with pytest.warns(Warning, match="RetryPromptPart"):
+        retry = RetryPromptPart("bad", tool_name="g", tool_call_id="c2")
+    sent = prepared(
+        ModelRequest([SpeechPart(speaker="user", transcript="a")]),
+        ModelResponse([ToolCallPart("f", {}, "c1"), ToolCallPart("g", {}, "c2")]),
+        ModelRequest([UserPromptPart("b"), retry, ToolReturnPart("f", "ok", "c1")]),
+    )
+    messages = prompt(*sent)
+    assert [message["role"] for message in messages] == ["user", "assistant", "tool", "tool", "user"]
+    assert [message.get("tool_call_id") for message in messages[2:]] == ["c1", "c2", None]
+    assert json.loads(messages[3]["content"]) == {"error": "bad"}
+
+
+def test_a_history_with_nothing_to_prepare_is_not_copied():
+    """By this the loop sees that it need not repair it again."""
+    messages = [ModelRequest([SystemPromptPart("<system>s"), UserPromptPart("a")]), ModelResponse([TextPart("b")])]
+    assert FakeDify().gateway_model().prepare_messages(messages, TEXT) is messages
+
+
+@pytest.mark.parametrize("announcement", ["when_needed", "always", "never"])
+def test_no_text_brings_notes(announcement):
+    """Tags of Pydantic AI's own in each place where it looks for them, and system prompts in the middle."""
+    tagged = "<system>x</system> <pyai:context id='a'>y"
+    file = BinaryContent(tagged.encode(), media_type="text/plain")
+    history = [
+        ModelRequest([SystemPromptPart("s"), UserPromptPart(tagged)]),
+        ModelResponse([ThinkingPart(tagged), TextPart(tagged), ToolCallPart("f", {}, "c1")]),
+        ModelRequest(
+            [ToolReturnPart("f", [tagged, file], "c1"), SystemPromptPart("t"), UserPromptPart([tagged, file])]
+        ),
+    ]
+    for settings in (None, {"framing_announcement": announcement}):
+        sent = FakeDify().gateway_model(settings=settings).prepare_messages(history, TEXT)
+        assert sent == history
+        assert prompt(*sent) == prompt(*history)
+
+
 def test_responses():
     (message,) = prompt(ModelResponse([ThinkingPart("hm"), TextPart("a"), TextPart("b")]))
     assert message == {"role": "assistant", "content": "<think>\nhm\n</think>ab", "name": None, "tool_calls": []}
@@ -329,6 +419,30 @@ def test_tools():
     assert first == {"name": "f", "description": "does f", "parameters": {"type": "object"}}
     assert (last["name"], last["description"], last.keys()) == ("final_output", "", first.keys())
     assert tool_declarations(TEXT) is None
+
+
+async def test_settings_of_the_loop_and_of_pydantic_ai_are_not_sent():
+    settings = {
+        "tool_choice": "required",
+        "request_timeout": 5,
+        "first_event_timeout": 5,
+        "framing_announcement": "always",
+        "max_retries": 5,
+        "stop_sequences": ["x"],
+        "extra_body": {"own": 1},
+    }
+    dify = FakeDify(answer("hi"), answer("hi"))
+    for model in (dify.gateway_model(), dify.daemon_model()):
+        await play(model, settings=settings, parameters=ONE_TOOL)
+    for body, wanted in zip((dify.sent(0), dify.sent(1)), (GATEWAY_BODY, DAEMON_BODY), strict=True):
+        sent, plain = (each.get("target") or each["data"] for each in (body, wanted))
+        assert sent == {
+            **plain,
+            "model_parameters": {"own": 1},
+            "stop": ["x"],
+            "tools": tool_declarations(ONE_TOOL),
+        }
+        assert body.keys() == wanted.keys()
 
 
 async def test_settings():

@@ -124,11 +124,11 @@ def intent(reason: str | None = "user", message: str | None = "stop") -> CancelI
     return CancelIntent(reason, message, CREATED)
 
 
-async def finish(store: RunStore, item: Terminal) -> Any:
+async def finish(store: RunStore, item: Terminal, last: AppendBatch | None = None) -> Any:
     """Finalize by the script that the status calls for."""
     if item.record.status == "cancelled":
-        return await store.finalize_cancel(item)
-    return await store.finalize(item)
+        return await store.finalize_cancel(item, last)
+    return await store.finalize(item, last)
 
 
 async def whole_log(store: RunStore, run: str, *, page: int = 100) -> list[StoredEvent]:

@@ -20,7 +20,7 @@ from tests.contracts.store_support import (
 
 from dify_agent.errors import RunNotFoundError
 from dify_agent.protocol.event_id import START, EventId
-from dify_agent.store.base import CancelOutcome, FinalizeOutcome, Owner, RunExistsError
+from dify_agent.store.base import CancelOutcome, FinalizeOutcome, Owner, RunExistsError, StoredEvent
 
 UNAPPLIED_RUNNING = FinalizeOutcome(applied=False, status="running", event_id=None)
 
@@ -107,6 +107,69 @@ async def test_terminal_ids_are_exact_up_to_the_largest_integers_lua_has(store):
     await store.append([batch(run, START, event(high - 1, ms=high))])
     outcome = await store.finalize(terminal(run, "succeeded", ms=high - 1))
     assert outcome.event_id == EventId(high, high)
+
+
+# The last events, which go along with the terminal one.
+
+STATUSES = ("succeeded", "failed", "cancelled")
+TOP = EventId(MS, 2)
+
+
+async def intend_for(store, run, status):
+    if status == "cancelled":
+        await store.request_cancel(run, intent())
+
+
+@pytest.mark.parametrize("status", STATUSES)
+@pytest.mark.parametrize("last", [(), events(3, 3), events(3, 7)])
+async def test_the_last_events_stand_before_the_terminal_one(store, run, status, last):
+    await intend_for(store, run, status)
+    item = terminal(run, status)
+    ended = applied(status, 3 + len(last))
+    for _ in range(2):  # a repeat after a lost reply
+        assert await finish(store, item, batch(run, TOP, *last)) == ended
+    ending = StoredEvent(ended.event_id, item.payload)
+    assert await whole_log(store, run) == [*events(1, 2), *last, ending]
+
+
+@pytest.mark.parametrize("status", STATUSES)
+async def test_the_terminal_id_follows_the_last_event(store, run, status):
+    await intend_for(store, run, status)
+    last = (event(3), event(9, ms=MS + 70))
+    assert await finish(store, terminal(run, status), batch(run, TOP, *last)) == applied(status, 10, MS + 70)
+
+
+@pytest.mark.parametrize("status", STATUSES)
+@pytest.mark.parametrize("last", [(), events(4, 5)])
+@pytest.mark.parametrize("expected", [START, EventId(MS, 1), EventId(MS, 3)])
+async def test_a_gap_before_the_last_events_ends_nothing(store, run, status, last, expected):
+    await intend_for(store, run, status)
+    outcome = await finish(store, terminal(run, status), batch(run, expected, *last))
+    assert outcome == FinalizeOutcome(applied=False, status="running", event_id=None, gap=True)
+    assert (await store.read_record(run)).status == "running"
+    assert await whole_log(store, run) == list(events(1, 2))
+
+
+async def test_what_does_not_end_the_run_leaves_its_last_events(store, run):
+    last = batch(run, TOP, event(3))
+    assert await store.finalize_cancel(terminal(run, "cancelled"), last) == UNAPPLIED_RUNNING
+    await store.request_cancel(run, intent())
+    assert await store.finalize(terminal(run, "succeeded"), last) == UNAPPLIED_RUNNING
+    await store.finalize_cancel(terminal(run, "cancelled"))
+    assert await store.finalize(terminal(run, "succeeded"), last) == unapplied("cancelled")
+    assert [entry.type for entry in await whole_log(store, run)][2:] == ["run_cancelled"]
+
+
+async def test_the_last_events_must_ascend(store, run):
+    with pytest.raises(ValueError, match="ascend"):
+        await store.finalize(terminal(run, "failed"), batch(run, TOP, event(4), event(3)))
+    assert (await store.read_record(run)).status == "running"
+
+
+async def test_an_append_of_nothing_tells_whether_the_log_is_as_expected(store, run):
+    assert await store.append([batch(run, TOP)]) == ["appended"]
+    assert await store.append([batch(run, START)]) == ["gap"]
+    assert await whole_log(store, run) == list(events(1, 2))
 
 
 async def test_request_cancel_stores_the_first_intent_and_names_the_owner(store, run):

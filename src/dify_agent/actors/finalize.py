@@ -19,7 +19,14 @@ from dify_agent.actors.run_log import LogLostError, RunLog
 from dify_agent.actors.terminals import UNWRITABLE, cancellation_terminal, failure_terminal, success_terminal
 from dify_agent.errors import Reason, RunNotFoundError, StoreUnavailableError
 from dify_agent.protocol.schemas import RunStatusResponse
-from dify_agent.store.base import CancelIntent, FinalizeOutcome, RecordUnreadableError, StoredEvent, Terminal
+from dify_agent.store.base import (
+    AppendBatch,
+    CancelIntent,
+    FinalizeOutcome,
+    RecordUnreadableError,
+    StoredEvent,
+    Terminal,
+)
 
 RETRY_FIRST_SECONDS: Final = 0.05
 RETRY_MOST_SECONDS: Final = 1.0
@@ -44,6 +51,9 @@ class Finalizer:
         # Built once: a repeat after a lost reply must be the same transition, or the store could not recognise it.
         self._finished: Terminal | None = None
         self._cancelled: Terminal | None = None
+        self._intent: CancelIntent | None = None
+        """What the cancellation was proposed for."""
+        self._last: AppendBatch | None = None
         self._reduced = False
 
     async def end(self, done: WorkDone, stop: Stop | None) -> None:
@@ -62,7 +72,7 @@ class Finalizer:
     async def _settled(self, done: WorkDone, stop: Stop | None) -> bool:
         """One try. False when it has to be tried again: the store is away, or a cancellation crossed this ending."""
         try:
-            await self._run_log.flushed()
+            self._last = await self._run_log.take_last()
             outcome = await self._write(done, stop)
         except StoreUnavailableError:
             return False
@@ -75,9 +85,14 @@ class Finalizer:
         except Exception as error:  # noqa: BLE001  The actor boundary: a refused ending must not leave the run running.
             return self._give_up(error) if self._reduced else self._reduce(error)
         else:
-            if not outcome.applied and outcome.status == "running":
+            if outcome.gap:
+                self._run_log.put_back()
+            if outcome.status == "running":
                 return False
-            self._note_ending(outcome, done, stop)
+            if outcome.applied:
+                self._note_ending(outcome, done, stop)
+            else:  # its own transitions are recognised, so it is somebody else's
+                self._say_given_up(StopKind.SEALED, f"it has {outcome.status}")
         return True
 
     def _say_given_up(self, kind: StopKind, detail: str = "", **facts: str) -> None:
@@ -86,8 +101,7 @@ class Finalizer:
 
     def _note_ending(self, outcome: FinalizeOutcome, done: WorkDone, stop: Stop | None) -> None:
         """One line for an operator when a run failed. Not the error's text: it may quote what the caller sent."""
-        if outcome.applied:
-            self._env.metrics.run_ended(outcome.status)
+        self._env.metrics.run_ended(outcome.status)
         if outcome.status != "failed":
             _log.debug("run ended", run_id=self._run_id, status=outcome.status)
             return
@@ -113,18 +127,16 @@ class Finalizer:
         return True
 
     async def _write(self, done: WorkDone, stop: Stop | None) -> FinalizeOutcome:
-        if stop is None or stop.kind is not StopKind.CANCEL:
+        outcome: FinalizeOutcome | None = None
+        if self._intent is not None:  # an earlier try, which may have been applied although its reply was lost
+            outcome = await self._cancel(done, self._intent, stop)
+        elif stop is None or stop.kind is not StopKind.CANCEL:
             outcome = await self._finish(done, stop)
-            if outcome.applied or outcome.status != "running":
-                return outcome
+        if outcome is not None and (outcome.status != "running" or outcome.gap):
+            return outcome
         # Either told so, or the store refused because an intent exists: cancellation has won.
         intent = await self._env.store.read_intent(self._run_id)
-        if intent is None:
-            return await self._finish(done, stop)
-        outcome = await self._cancel(done, intent)
-        if outcome.applied:
-            self._time_cancel(intent, stop)
-        return outcome
+        return await (self._finish(done, stop) if intent is None else self._cancel(done, intent, stop))
 
     def _time_cancel(self, intent: CancelIntent, stop: Stop | None) -> None:
         """The legs of this run's cancel. A run that was never told found the intent at its end."""
@@ -135,12 +147,16 @@ class Finalizer:
     async def _finish(self, done: WorkDone, stop: Stop | None) -> FinalizeOutcome:
         if self._finished is None:
             self._finished = self._finish_terminal(done, stop)
-        return self._seal(await self._env.store.finalize(self._finished), self._finished)
+        return self._seal(await self._env.store.finalize(self._finished, self._last), self._finished)
 
-    async def _cancel(self, done: WorkDone, intent: CancelIntent) -> FinalizeOutcome:
+    async def _cancel(self, done: WorkDone, intent: CancelIntent, stop: Stop | None) -> FinalizeOutcome:
+        self._intent = intent
         if self._cancelled is None:
             self._cancelled = self._cancel_terminal(done, intent)
-        return self._seal(await self._env.store.finalize_cancel(self._cancelled), self._cancelled)
+        outcome = self._seal(await self._env.store.finalize_cancel(self._cancelled, self._last), self._cancelled)
+        if outcome.applied:
+            self._time_cancel(intent, stop)
+        return outcome
 
     def _finish_terminal(self, done: WorkDone, stop: Stop | None) -> Terminal:
         ending = proposed_ending(done, stop)
@@ -165,7 +181,8 @@ class Finalizer:
     def _seal(self, outcome: FinalizeOutcome, terminal: Terminal) -> FinalizeOutcome:
         # A repeat of an applied transition answers the same id again; readers get the event once.
         if outcome.applied and outcome.event_id is not None and outcome.event_id > self._live.top:
-            self._live.extend((StoredEvent(outcome.event_id, terminal.payload),))
+            last = () if self._last is None else self._last.events
+            self._live.extend((*last, StoredEvent(outcome.event_id, terminal.payload)))
         return outcome
 
     @property

@@ -47,7 +47,7 @@ class Publisher:
         self.budget = ByteBudget(queue_bytes)
         self._store = store
         self._linger_seconds = linger_seconds
-        self._outage_seconds = outage_seconds
+        self.outage_seconds = outage_seconds
         self._open: set[RunLog] = set()
         # Both in the order in which they are served; a log with something to write is in exactly one of them.
         self._ready: dict[RunLog, None] = {}
@@ -76,6 +76,11 @@ class Publisher:
     def kept(self, run_id: str) -> list[AppendBatch]:
         """The batches of a run that were acknowledged not long ago, oldest first."""
         return [batch for _, batch in self._kept if batch.run_id == run_id]
+
+    @property
+    def waiting_events(self) -> int:
+        """Events that are not written yet, of all runs."""
+        return sum(log.waiting for log in self._open)
 
     @property
     def stuck_runs(self) -> int:
@@ -136,6 +141,9 @@ class Publisher:
         while not done():
             with trio.move_on_at(self._retry_at if self._stuck else math.inf):
                 await self._bell.wait()
+            # What is offered in this turn of the loop leaves together; and a run that ends in it takes its last events
+            # along in its terminal transition, which saves a round trip.
+            await trio.lowlevel.checkpoint()
             await self._write_once()
 
     async def _write_once(self) -> None:
@@ -263,7 +271,7 @@ class Publisher:
 
     def _tell_outage(self, logs: Iterable[RunLog]) -> None:
         """Tell those of ``logs`` whose batch has been stuck for too long."""
-        before = trio.current_time() - self._outage_seconds
+        before = trio.current_time() - self.outage_seconds
         for log in logs:
             if self._stuck[log] <= before:
-                log.tell_outage(self._outage_seconds)
+                log.tell_outage(self.outage_seconds)

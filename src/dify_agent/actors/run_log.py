@@ -28,7 +28,7 @@ _LOST: Final[dict[AppendOutcome, StopKind]] = {
 }
 
 
-_ENDABLE: Final = (StopKind.STORE_UNAVAILABLE, StopKind.REFUSED)
+ENDABLE: Final = (StopKind.STORE_UNAVAILABLE, StopKind.REFUSED)
 """Losses after which the terminal transition may still be tried."""
 
 
@@ -72,6 +72,8 @@ class RunLog:
         self._on_lost = on_lost
         self._pending: deque[StoredEvent] = deque()
         self._in_flight: AppendBatch | None = None
+        self._last: AppendBatch | None = None
+        """What the terminal transition writes."""
         self._offered = START
         self._stored = START
         self._budget = ByteBudget(max(1, publisher.budget.limit // RUN_SHARE))
@@ -99,19 +101,51 @@ class RunLog:
             await self._budget.wait_for_room()
             await self._publisher.budget.wait_for_room()
 
-    async def flushed(self) -> None:
-        """Return when every offered event is stored, or was dropped and the run can still be ended.
+    @property
+    def waiting(self) -> int:
+        """Events that are not written yet."""
+        held = (batch for batch in (self._in_flight, self._last) if batch is not None)
+        return len(self._pending) + sum(len(batch.events) for batch in held)
+
+    async def settled(self) -> None:
+        """Wait until a batch of this log has been answered, or the log is lost."""
+        await self._settled.park()
+
+    async def take_last(self) -> AppendBatch | None:
+        """What is not stored yet, to be written in one step with the terminal event: the publisher leaves it alone.
+
+        The same at each call until it is put back. None: how the log ends is unknown, since the publisher has dropped
+        it, and the run can still be ended.
 
         Raises:
             LogLostError: the log belongs to someone else or is gone: nothing must be written to the run any more.
         """
-        while self.lost is None and not self.idle:
-            await self._settled.park()
-        if self.lost is not None and self.lost not in _ENDABLE:
+        while self._last is None and self.lost is None:
+            if self._in_flight is None and self._fits_one_batch():
+                self._last = AppendBatch(self.run_id, self._stored, tuple(self._pending))
+                self._pending.clear()
+            else:
+                await self.settled()
+        if self.lost is not None and self.lost not in ENDABLE:
             raise LogLostError(self.lost)
+        return self._last
+
+    def put_back(self) -> None:
+        """The last events were not written: the publisher writes them, and before them what the store may have lost."""
+        last, self._last = self._last, None
+        if last is None:
+            return
+        if self.lost is not None:
+            self._release(batch_bytes(last))
+        else:
+            self._in_flight = last
+            self._publisher.mark_ready(self)
 
     def close(self) -> None:
         """The run has ended; the publisher need not wait for this log any more. May be called again."""
+        if self._last is not None:
+            self._release(batch_bytes(self._last))
+            self._last = None
         self._publisher.forget(self)
 
     # The rest is the publisher's side.
@@ -131,7 +165,7 @@ class RunLog:
         """Take the answer for the batch in flight."""
         batch = self._land()
         if outcome == "appended":
-            self._stored = batch.events[-1].id
+            self._stored = batch.events[-1].id if batch.events else batch.expected_top
             self.live.extend(event for event in batch.events if event.id > self.live.top)
             self._publisher.keep(batch)
         else:
@@ -196,9 +230,11 @@ class RunLog:
         batch, self._in_flight = self._in_flight, None
         assert batch is not None
         self._release(batch_bytes(batch))
-        if not self._pending:
-            self._settled.unpark_all()
+        self._settled.unpark_all()
         return batch
+
+    def _fits_one_batch(self) -> bool:
+        return len(self._pending) <= BATCH_EVENTS and sum(len(event.payload) for event in self._pending) <= BATCH_BYTES
 
     def _drop(self, kind: StopKind) -> None:
         self.lost = kind

@@ -133,7 +133,7 @@ class CancelIntent:
 
 @dataclass(frozen=True, slots=True)
 class AppendBatch:
-    """Events of one run to append in one step, in order.
+    """Events of one run to append in one step, in order; without any, a question whether the log is as expected.
 
     ``expected_top`` is the id that must be the newest in the log (`START` for an empty one); ids of ``events`` follow
     it.
@@ -166,13 +166,15 @@ class FinalizeOutcome:
     """Result of a terminal transition (protocol 5.5).
 
     ``applied`` is also true when an earlier try of this very transition had been applied and only its reply was lost.
-    Not applied with status ``running`` means, for success and failure: a cancellation intent won; for a cancellation:
-    there is no intent.
+    Not applied with status ``running`` means, unless it is for a gap, for success and failure: a cancellation intent
+    won; for a cancellation: there is no intent.
     """
 
     applied: bool
     status: RunStatus
     event_id: EventId | None
+    gap: bool = False
+    """Not applied, because the log's newest id is not the expected one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,15 +269,18 @@ class RunStore(Protocol):
         """Id of the newest event in each run's log, `START` when it has none; those that could not be read are left
         out."""
 
-    async def finalize(self, terminal: Terminal) -> FinalizeOutcome:
+    async def finalize(self, terminal: Terminal, last: AppendBatch | None = None) -> FinalizeOutcome:
         """End the run as succeeded or failed, unless it has ended or an intent exists. Seals the log.
 
         Raises:
+        ``last`` are the run's last events, appended in the same step, right before the terminal event; the log must end
+        where they expect it to. None: by somebody who does not know the log.
+
             RunNotFoundError: the run has no record.
         """
 
-    async def finalize_cancel(self, terminal: Terminal) -> FinalizeOutcome:
-        """End the run as cancelled if an intent exists, and delete the intent. Seals the log.
+    async def finalize_cancel(self, terminal: Terminal, last: AppendBatch | None = None) -> FinalizeOutcome:
+        """End the run as cancelled if an intent exists, and delete the intent. Seals the log. ``last`` as above.
 
         Raises:
             RunNotFoundError: the run has no record.

@@ -142,14 +142,12 @@ class RedisRunStore(OwnerOperations):
         ]
 
     def _append_call(self, batch: AppendBatch) -> Call | ValueError:
-        arguments: list[Argument] = [str(batch.expected_top), self._max_length, self._retention]
-        previous = batch.expected_top
-        for event in batch.events:
-            if event.id <= previous:
-                return ValueError("the ids of a batch must ascend from its expected top")
-            arguments += [str(event.id), event.payload]
-            previous = event.id
-        return self._call(APPEND, batch.run_id, *arguments)
+        try:
+            events = _event_arguments(batch)
+        except ValueError as error:
+            return error
+        top = str(batch.expected_top)
+        return self._call(APPEND, batch.run_id, top, self._max_length, self._retention, *events)
 
     def _append_outcome(self, batch: AppendBatch, reply: Reply) -> AppendOutcome | Exception:
         if is_wrong_type(reply):  # which it is, is told when the run ends
@@ -170,21 +168,24 @@ class RedisRunStore(OwnerOperations):
             if not isinstance(reply, Exception)
         }
 
-    async def finalize(self, terminal: Terminal) -> FinalizeOutcome:
-        return await self._finalize(FINALIZE, terminal)
+    async def finalize(self, terminal: Terminal, last: AppendBatch | None = None) -> FinalizeOutcome:
+        return await self._finalize(FINALIZE, terminal, last)
 
-    async def finalize_cancel(self, terminal: Terminal) -> FinalizeOutcome:
-        return await self._finalize(FINALIZE_CANCEL, terminal)
+    async def finalize_cancel(self, terminal: Terminal, last: AppendBatch | None = None) -> FinalizeOutcome:
+        return await self._finalize(FINALIZE_CANCEL, terminal, last)
 
-    async def _finalize(self, script: Script, terminal: Terminal) -> FinalizeOutcome:
+    async def _finalize(self, script: Script, terminal: Terminal, last: AppendBatch | None) -> FinalizeOutcome:
         run_id, record = terminal.run_id, terminal.record
         arguments = (record_text(record), terminal.payload, terminal.ms, self._max_length, self._retention)
-        reply = await self._of_run(run_id, self._call(script, run_id, *arguments), lane=Lane.RUNS)
+        events = () if last is None else (str(last.expected_top), *_event_arguments(last))
+        reply = await self._of_run(run_id, self._call(script, run_id, *arguments, *events), lane=Lane.RUNS)
         word, *rest = words_of(reply)
         if word == "applied":
             return FinalizeOutcome(applied=True, status=record.status, event_id=EventId.parse(rest[0]))
         if word == "missing":
             raise RunNotFoundError(run_id)
+        if word == "gap":
+            return FinalizeOutcome(applied=False, status="running", event_id=None, gap=True)
         return FinalizeOutcome(applied=False, status=self._status(run_id, rest[0]), event_id=None)
 
     async def request_cancel(self, run_id: str, intent: CancelIntent) -> CancelOutcome:
@@ -340,6 +341,22 @@ async def open_redis_store(
         raise ValueError("retention and stream length must be at least 1")
     async with open_executor(parsed, limit=max_connections, timeout=command_timeout) as executor:
         yield RedisRunStore(executor, keys, retention_seconds=retention_seconds, max_length=max_length)
+
+
+def _event_arguments(batch: AppendBatch) -> list[Argument]:
+    """Id and payload of each event, as scripts take them.
+
+    Raises:
+        ValueError: the ids do not ascend.
+    """
+    arguments: list[Argument] = []
+    previous = batch.expected_top
+    for event in batch.events:
+        if event.id <= previous:
+            raise ValueError("the ids of a batch must ascend from its expected top")
+        arguments += [str(event.id), event.payload]
+        previous = event.id
+    return arguments
 
 
 def _look(reply: Reply) -> RunLook | None:

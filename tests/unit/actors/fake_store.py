@@ -157,29 +157,29 @@ class FakeStore:
         await self._enter("read_tops")
         return {run_id: self._run(run_id).top for run_id in run_ids}
 
-    async def finalize(self, terminal: Terminal) -> FinalizeOutcome:
-        await self._enter("finalize")
-        run = self._run(terminal.run_id)
-        if run.record == terminal.record:
-            self._leave("finalize")
-            return FinalizeOutcome(True, run.record.status, run.top)
-        if run.record.status != "running" or run.intent is not None:
-            return FinalizeOutcome(False, run.record.status, None)
-        return self._seal(run, terminal, "finalize")
+    async def finalize(self, terminal: Terminal, last: AppendBatch | None = None) -> FinalizeOutcome:
+        return await self._end("finalize", terminal, last)
 
-    async def finalize_cancel(self, terminal: Terminal) -> FinalizeOutcome:
-        await self._enter("finalize_cancel")
-        run = self._run(terminal.run_id)
-        if run.record == terminal.record:
-            self._leave("finalize_cancel")
-            return FinalizeOutcome(True, run.record.status, run.top)
-        if run.record.status != "running" or run.intent is None:
-            return FinalizeOutcome(False, run.record.status, None)
-        run.intent = None
-        return self._seal(run, terminal, "finalize_cancel")
+    async def finalize_cancel(self, terminal: Terminal, last: AppendBatch | None = None) -> FinalizeOutcome:
+        return await self._end("finalize_cancel", terminal, last)
 
-    def _seal(self, run: FakeRun, terminal: Terminal, name: str) -> FinalizeOutcome:
+    async def _end(self, name: str, terminal: Terminal, last: AppendBatch | None) -> FinalizeOutcome:
+        await self._enter(name)
+        run, cancels = self._run(terminal.run_id), name == "finalize_cancel"
+        if run.record == terminal.record:
+            self._leave(name)
+            return FinalizeOutcome(True, run.record.status, run.top)
+        if run.record.status != "running" or cancels == (run.intent is None):
+            return FinalizeOutcome(False, run.record.status, None)
+        if last is not None and run.top != last.expected_top:
+            return FinalizeOutcome(False, run.record.status, None, gap=True)
+        if cancels:
+            run.intent = None
+        return self._seal(run, terminal, name, () if last is None else last.events)
+
+    def _seal(self, run: FakeRun, terminal: Terminal, name: str, last: Sequence[StoredEvent] = ()) -> FinalizeOutcome:
         terminal.record.model_dump_json()  # a record that has no JSON cannot be stored
+        run.events.extend(last)
         event_id = EventId(max(terminal.ms, run.top.ms), run.top.n + 1)
         run.events.append(StoredEvent(event_id, terminal.payload))
         run.record = terminal.record

@@ -11,7 +11,7 @@ from tests.unit.actors.fake_store import FakeRun, FakeStore
 from dify_agent.actors.live_log import LiveLog
 from dify_agent.actors.messages import StopKind
 from dify_agent.actors.publisher import Publisher
-from dify_agent.actors.run_log import RunLog
+from dify_agent.actors.run_log import ENDABLE, LogLostError, RunLog
 from dify_agent.protocol.event_id import EventId
 from dify_agent.protocol.schemas import RunStatusResponse
 from dify_agent.store.base import Owner, StoredEvent
@@ -32,6 +32,18 @@ def payload(kind: str = "pydantic_ai_event", filler: str = "") -> bytes:
 def event(n: int, kind: str = "pydantic_ai_event", *, ms: int = 1, filler: str = "") -> StoredEvent:
     """The run's n-th event."""
     return StoredEvent(EventId(ms, n), payload(kind, filler))
+
+
+async def flushed(log: RunLog) -> None:
+    """Return when every offered event is stored, or was dropped and the run can still be ended.
+
+    Raises:
+        LogLostError: it cannot.
+    """
+    while log.lost is None and not log.idle:
+        await log.settled()
+    if log.lost is not None and log.lost not in ENDABLE:
+        raise LogLostError(log.lost)
 
 
 @dataclass

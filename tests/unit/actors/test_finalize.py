@@ -1,7 +1,7 @@
 """The end of a run: the decision table of protocol 6.3, lost replies, outages, and endings that are no JSON."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -11,17 +11,20 @@ import pytest
 import trio
 from structlog.testing import capture_logs
 from tests.unit.actors.fake_store import FakeRun, FakeStore
-from tests.unit.actors.logs import Desk, OpenLog, desk, payload
+from tests.unit.actors.logs import Desk, OpenLog, desk, event, flushed, payload
 from tests.unit.actors.world import BOUNDS, COALESCING
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from agenton.compositor import CompositorSessionSnapshot, LayerSessionSnapshot
 from agenton.layers import LifecycleState
 from dify_agent.actors.environment import RunEnvironment
 from dify_agent.actors.finalize import Finalizer, proposed_ending
 from dify_agent.actors.messages import Failed, Interrupted, Stop, StopKind, Succeeded, WorkDone
+from dify_agent.actors.publisher import KEEP_SECONDS
+from dify_agent.actors.run_log import BATCH_BYTES, BATCH_EVENTS
 from dify_agent.events.flusher import FlushTimer
-from dify_agent.protocol.schemas import AgentRunUsage, DeferredToolCallPayload, RunFailureType
+from dify_agent.protocol.event_id import START
+from dify_agent.protocol.schemas import AgentRunUsage, DeferredToolCallPayload, RunFailureType, RunStatus
 from dify_agent.store.base import CancelIntent, Owner, StoredEvent
 
 SNAPSHOT = CompositorSessionSnapshot(
@@ -74,8 +77,8 @@ class Ending:
 
 
 @asynccontextmanager
-async def ending() -> AsyncIterator[Ending]:
-    async with desk() as d:
+async def ending(*, queue_bytes: int = 1 << 20, serve: bool = True) -> AsyncIterator[Ending]:
+    async with desk(queue_bytes=queue_bytes, serve=serve) as d:
         log = d.open("run")
         log.log.offer(payload("run_started"))
         env = RunEnvironment(
@@ -211,7 +214,7 @@ GONE = "its record is gone from the store (restart without persistence, FLUSHALL
 )
 async def test_a_run_that_cannot_be_ended_is_left_alone(autojump_clock: MockClock, kind: StopKind, why: str) -> None:
     async with ending() as e:
-        await e.log.log.flushed()
+        await flushed(e.log.log)
         with capture_logs() as lines:
             await e.finalizer.end(SUCCESS, Stop(kind))
         assert [(line["event"], line["kind"]) for line in lines] == [(f"run given up, {why}", kind)]
@@ -219,18 +222,9 @@ async def test_a_run_that_cannot_be_ended_is_left_alone(autojump_clock: MockCloc
         assert e.run.record.status == "running"
 
 
-async def test_a_lost_log_gets_no_terminal(autojump_clock: MockClock) -> None:
-    async with ending() as e:
-        await e.log.log.flushed()
-        e.run.record = e.run.record.model_copy(update={"status": "failed"})
-        e.log.offer("too late")
-        await e.finalizer.end(SUCCESS, None)
-        assert e.run.types == ["run_started"]
-
-
 async def test_a_record_that_is_gone_ends_quietly(autojump_clock: MockClock) -> None:
     async with ending() as e:
-        await e.log.log.flushed()
+        await flushed(e.log.log)
         del e.store.runs["run"]
         await e.finalizer.end(SUCCESS, None)
         await e.finalizer.end(STOPPED, CANCEL)
@@ -252,6 +246,181 @@ async def test_the_terminal_is_written_behind_the_last_event(autojump_clock: Moc
         assert [event.id.n for event in e.run.events] == [1, 2, 3, 4]
 
 
+# The last events.
+
+
+def fillers(events: Sequence[StoredEvent]) -> list[str]:
+    return [json.loads(event.payload)["data"] for event in events if event.type == "pydantic_ai_event"]
+
+
+def numbers(events: Sequence[StoredEvent]) -> list[int]:
+    return [event.id.n for event in events]
+
+
+def assert_whole(e: Ending, *texts: str) -> None:
+    """The log is complete, in the store and in memory, and nothing is counted as waiting any more."""
+    e.log.log.close()
+    assert fillers(e.run.events) == list(texts)
+    assert e.run.events[-1].is_terminal
+    assert numbers(e.run.events) == list(range(1, len(texts) + 3))
+    live = e.log.live.after(START, 1000)
+    assert [event.id for event in live] == [event.id for event in e.run.events]
+    assert e.desk.publisher.budget.used == 0
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("lost", [0, 3])
+async def test_the_last_events_go_along_with_the_terminal(
+    autojump_clock: MockClock, cancelled: bool, lost: int
+) -> None:
+    async with ending() as e:
+        await flushed(e.log.log)
+        appends = e.store.calls["append"]
+        e.store.lose_replies = {"finalize": lost, "finalize_cancel": lost}
+        if cancelled:
+            e.intend()
+        e.log.offer("a", "b")
+        await e.finalizer.end(SUCCESS, None)
+        assert e.store.calls["append"] == appends
+        assert e.run.record.status == ("cancelled" if cancelled else "succeeded")
+        assert_whole(e, "a", "b")
+
+
+async def test_what_is_being_written_is_waited_for(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+        await flushed(e.log.log)
+        e.store.before = lambda name: trio.sleep(1 if name == "append" else 0)
+        e.log.offer("a")
+        await wait_all_tasks_blocked()
+        appends = e.store.calls["append"]
+        e.log.offer("b")
+        await e.finalizer.end(SUCCESS, None)
+        assert_whole(e, "a", "b")
+        assert e.store.calls["append"] == appends
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "appends"),
+    [(BATCH_EVENTS, 1, 0), (BATCH_EVENTS + 1, 1, 1), (3 * BATCH_EVENTS, 1, 2), (2, BATCH_BYTES // 2 + 1, 1)],
+)
+async def test_more_than_one_batch_is_the_publishers(
+    autojump_clock: MockClock, count: int, size: int, appends: int
+) -> None:
+    async with ending(queue_bytes=64 * BATCH_BYTES) as e:
+        await flushed(e.log.log)
+        appends += e.store.calls["append"]
+        texts = [f"{number:x>{size}}" for number in range(count)]
+        e.log.offer(*texts)
+        await e.finalizer.end(SUCCESS, None)
+        e.log.log.close()
+        assert fillers(e.run.events) == texts
+        assert e.run.events[-1].is_terminal
+        assert e.desk.publisher.budget.used == 0
+        assert e.store.calls["append"] == appends
+
+
+async def test_the_last_events_wait_for_a_store_that_is_away(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+        await flushed(e.log.log)
+        e.store.down = True
+        e.log.offer("a")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(e.finalizer.end, SUCCESS, None)
+            await trio.sleep(100)
+            e.store.down = False
+        assert_whole(e, "a")
+
+
+@pytest.mark.parametrize("texts", [("c",), ()], ids=["some wait", "none waits"])
+@pytest.mark.parametrize("cancelled", [False, True])
+async def test_what_a_failover_lost_is_written_again_before_the_terminal(
+    autojump_clock: MockClock, cancelled: bool, texts: tuple[str, ...]
+) -> None:
+    """R21, also when the run writes nothing more but its end."""
+    async with ending() as e:
+        e.log.offer("a", "b")
+        await flushed(e.log.log)
+        del e.run.events[1:]
+        if cancelled:
+            e.intend()
+        e.log.offer(*texts)
+        await e.finalizer.end(SUCCESS, None)
+        assert e.run.record.status == ("cancelled" if cancelled else "succeeded")
+        assert_whole(e, "a", "b", *texts)
+
+
+async def test_what_a_failover_lost_long_after_is_lost(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+        e.log.offer("a")
+        await flushed(e.log.log)
+        e.log.offer("b")
+        await flushed(e.log.log)
+        await trio.sleep(KEEP_SECONDS * 2)
+        other = e.desk.open("other")
+        other.offer("x")
+        await flushed(other.log)
+        del e.run.events[2:]
+        await e.finalizer.end(SUCCESS, None)
+        assert fillers(e.run.events) == ["a"]
+        assert e.data()["output"] == "out"
+
+
+async def test_ends_a_log_of_which_nothing_is_known_any_more(autojump_clock: MockClock) -> None:
+    """A failover, and the writer of events has failed: nobody can mend the log."""
+    async with ending() as e:
+        await flushed(e.log.log)
+        e.log.offer("a")
+        await e.log.log.take_last()
+        e.desk.publisher.give_up()
+        e.run.events.clear()
+        await e.finalizer.end(SUCCESS, None)
+        assert e.run.types == ["run_succeeded"]
+        assert e.desk.publisher.budget.used == 0
+
+
+@pytest.mark.parametrize("texts", [("late",), ()])
+@pytest.mark.parametrize("status", ["failed", "cancelled"])
+async def test_a_slow_owner_says_that_its_log_was_sealed(
+    autojump_clock: MockClock, texts: tuple[str, ...], status: RunStatus
+) -> None:
+    """Another replica has judged it while this one stood still."""
+    async with ending() as e:
+        await flushed(e.log.log)
+        e.run.record = e.run.record.model_copy(update={"status": status})
+        e.log.offer(*texts)
+        with capture_logs() as lines:
+            await e.finalizer.end(SUCCESS, SHUTDOWN)
+        (line,) = lines
+        assert line["event"] == "run given up, its log belongs to someone else"
+        assert (line["log_level"], line["run_id"]) == ("error", "run")
+        assert e.run.types == ["run_started"]
+        e.log.log.close()
+        assert e.desk.publisher.budget.used == 0
+
+
+async def test_a_log_of_somebody_else_is_left_alone(autojump_clock: MockClock) -> None:
+    """It has events that this owner has not written: no gap that a failover explains."""
+    async with ending() as e:
+        await flushed(e.log.log)
+        e.run.events.append(event(7, ms=1 << 50))
+        e.log.offer("mine")
+        with capture_logs() as lines:
+            await e.finalizer.end(SUCCESS, None)
+        assert [line["event"] for line in lines] == ["run given up, its log belongs to someone else"]
+        assert e.run.types == ["run_started", "pydantic_ai_event"]
+        assert e.desk.publisher.budget.used == 0
+
+
+async def test_ends_although_the_writer_of_events_has_failed(autojump_clock: MockClock) -> None:
+    """What waits is taken along when the publisher had not got hold of it; else only the terminal is written."""
+    async with ending(serve=False) as e:
+        e.log.offer("a")
+        await e.log.log.take_last()
+        e.desk.publisher.give_up()
+        await e.finalizer.end(SUCCESS, None)
+        assert_whole(e, "a")
+
+
 # Lost replies and outages.
 
 
@@ -268,18 +437,22 @@ async def test_a_lost_reply_leaves_one_terminal(
         assert e.log.live.top == e.run.top, "readers in memory see the end too"
 
 
-async def test_a_lost_reply_of_a_cancellation_leaves_one_terminal(autojump_clock: MockClock) -> None:
+@pytest.mark.parametrize("stop", [CANCEL, None], ids=["told", "not told"])
+async def test_a_lost_reply_of_a_cancellation_leaves_one_terminal(autojump_clock: MockClock, stop: Stop | None) -> None:
     async with ending() as e:
         e.intend()
-        e.store.lose_replies["finalize_cancel"] = 1
-        await e.finalizer.end(STOPPED, CANCEL)
+        e.store.lose_replies["finalize_cancel"] = 2
+        with capture_logs() as lines:
+            await e.finalizer.end(STOPPED, stop)
         assert e.run.record.status == "cancelled"
         assert e.data()["reason"] == "reason"
+        assert e.log.live.top == e.run.top, "readers in memory see the end too"
+        assert [line["event"] for line in lines] == ["run ended"]
 
 
 async def test_a_write_that_failed_and_then_an_intent(autojump_clock: MockClock) -> None:
     async with ending() as e:
-        await e.log.log.flushed()
+        await flushed(e.log.log)
         e.store.down = True
         async with trio.open_nursery() as nursery:
             nursery.start_soon(e.finalizer.end, SUCCESS, None)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import structlog
 import trio
-from tests.unit.actors.logs import Desk, desk, event, payload
+from tests.unit.actors.logs import Desk, desk, event, flushed, payload
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dify_agent.actors.messages import StopKind
@@ -41,8 +41,8 @@ async def test_keeps_each_runs_order(autojump_clock: MockClock) -> None:
             two.offer(f"b{n}")
             if n % 7 == 0:
                 await trio.sleep(0.01)
-        await one.log.flushed()
-        await two.log.flushed()
+        await flushed(one.log)
+        await flushed(two.log)
         assert d.texts("one") == [f"a{n}" for n in range(50)]
         assert d.texts("two") == [f"b{n}" for n in range(50)]
         ids = [event.id for event in d.store.runs["one"].events]
@@ -63,8 +63,8 @@ async def test_events_pile_up_into_one_batch_while_another_is_in_flight(autojump
         await wait_all_tasks_blocked()
         assert gate.inside == 1
         gate.open.set()
-        await log.log.flushed()
-        await other.log.flushed()
+        await flushed(log.log)
+        await flushed(other.log)
         assert d.store.calls["append"] == 2
         assert gate.most == 1
         assert d.texts("one") == ["first", *(f"{n}" for n in range(100))]
@@ -74,11 +74,11 @@ async def test_a_batch_is_bounded_in_events_and_bytes(autojump_clock: MockClock)
     async with desk(queue_bytes=1 << 30) as d:
         log = d.open("one")
         log.offer(*("x" for _ in range(2 * BATCH_EVENTS + 1)))
-        await log.log.flushed()
+        await flushed(log.log)
         assert d.store.calls["append"] == 3
         half = "y" * (BATCH_BYTES // 2 + 1)
         log.offer(*(half for _ in range(4)))
-        await log.log.flushed()
+        await flushed(log.log)
         assert d.store.calls["append"] == 5
 
 
@@ -88,7 +88,7 @@ async def test_more_runs_than_one_pipeline_takes_are_all_served(autojump_clock: 
         for log in logs:
             log.offer("x")
         for log in logs:
-            await log.log.flushed()
+            await flushed(log.log)
         assert d.store.calls["append"] == 3
 
 
@@ -105,7 +105,7 @@ async def test_a_busy_run_does_not_keep_others_waiting(autojump_clock: MockClock
         for log in busy:
             log.offer("x")
         late.offer("x")
-        await late.log.flushed()
+        await flushed(late.log)
         d.store.before = None
         assert d.store.calls["append"] <= 3, "served by the second; the third may have begun"
 
@@ -146,7 +146,7 @@ async def test_a_round_trip_is_bounded_in_bytes_so_that_a_slow_link_gets_done(au
             log.offer("x" * BATCH_BYTES)
         with trio.fail_after(11):
             for log in logs:
-                await log.log.flushed()
+                await flushed(log.log)
         assert sent == [f"run{n}" for n in range(10)]
 
 
@@ -212,7 +212,7 @@ async def test_lost_replies_leave_no_double_and_no_hole(autojump_clock: MockCloc
                 d.store.lose_replies["append"] = lost
             log.offer(f"{n}", f"{n}'")
             await trio.sleep(0.1)
-        await log.log.flushed()
+        await flushed(log.log)
         assert d.texts("one") == [text for n in range(20) for text in (f"{n}", f"{n}'")]
         assert [event.id.n for event in d.store.runs["one"].events] == list(range(1, 41))
         assert log.told == []
@@ -224,8 +224,8 @@ async def test_a_lost_reply_of_one_run_does_not_repeat_the_others(autojump_clock
         d.store.lose_replies["append"] = 1
         one.offer("a")
         two.offer("b")
-        await one.log.flushed()
-        await two.log.flushed()
+        await flushed(one.log)
+        await flushed(two.log)
         assert (d.texts("one"), d.texts("two")) == (["a"], ["b"])
 
 
@@ -240,7 +240,7 @@ async def test_an_outage_queues_and_writes_in_order(autojump_clock: MockClock) -
         assert d.store.calls["append"] < 80, "retries back off"
         d.store.down = False
         with trio.fail_after(2):
-            await log.log.flushed()
+            await flushed(log.log)
         assert d.texts("one") == [f"{n}" for n in range(50)]
         assert log.told == []
 
@@ -258,7 +258,7 @@ async def test_an_outage_past_the_bound_is_told_once_and_keeps_the_events(autoju
         assert len(log.told) == 1
         d.store.down = False
         with trio.fail_after(2):
-            await log.log.flushed()
+            await flushed(log.log)
         assert d.texts("one") == ["before"]
 
 
@@ -270,7 +270,7 @@ async def test_two_short_outages_are_not_one_long_one(autojump_clock: MockClock)
             log.offer("x")
             await trio.sleep(40)
             d.store.down = False
-            await log.log.flushed()
+            await flushed(log.log)
         assert log.told == []
 
 
@@ -282,12 +282,12 @@ async def test_a_run_whose_batch_is_never_taken_stops_alone(autojump_clock: Mock
         for n in range(590):
             good.offer(f"{n}")
             with trio.fail_after(0.01):  # the bad one's pauses are not its siblings'
-                await good.log.flushed()
+                await flushed(good.log)
             await trio.sleep(0.1)
         assert bad.told == []
         await trio.sleep(3)
         late.offer("y")
-        await late.log.flushed()
+        await flushed(late.log)
         assert bad.told == [(StopKind.STORE_UNAVAILABLE, "for 60 s")]
         assert good.told == late.told == []
         assert sum("bad" in runs for runs in sent) < 80, "it is not sent again with every round trip"
@@ -329,7 +329,7 @@ async def test_an_outage_reaches_more_runs_than_a_round_trip_holds_in_time(autoj
         d.store.before = None
         with trio.fail_after(10):
             for log in logs:
-                await log.log.flushed()
+                await flushed(log.log)
 
 
 async def test_runs_that_are_about_to_be_written_again_are_not_stopped(autojump_clock: MockClock) -> None:
@@ -347,7 +347,7 @@ async def test_runs_that_are_about_to_be_written_again_are_not_stopped(autojump_
         d.store.before = slowly
         d.store.down = False
         for log in logs:
-            await log.log.flushed()
+            await flushed(log.log)
         assert trio.current_time() > 65
         assert all(log.told == [] for log in logs)
 
@@ -363,7 +363,7 @@ async def test_trouble_and_its_end_are_logged_once(autojump_clock: MockClock) ->
                 await trio.sleep(1)
             d.store.down = False
             for log in logs:
-                await log.log.flushed()
+                await flushed(log.log)
         trouble = [(line["log_level"], line["event"]) for line in lines if line["log_level"] != "debug"]
         assert trouble == [("warning", "store unavailable, events are queued"), ("info", "store is back")]
 
@@ -380,7 +380,7 @@ async def test_a_log_that_takes_no_more_is_told_once(autojump_clock: MockClock, 
     async with desk() as d:
         log, sibling = d.open("one"), d.open("two")
         log.offer("x")
-        await log.log.flushed()
+        await flushed(log.log)
         run = d.store.runs["one"]
         if spoil == "sealed":
             run.record = run.record.model_copy(update={"status": "failed"})
@@ -391,7 +391,7 @@ async def test_a_log_that_takes_no_more_is_told_once(autojump_clock: MockClock, 
         log.offer("y", "z")
         sibling.offer("s")
         with pytest.raises(LogLostError):
-            await log.log.flushed()
+            await flushed(log.log)
         log.offer("late")
         await trio.sleep(5)
         assert [told for told, _ in log.told] == [kind]
@@ -407,20 +407,20 @@ async def test_acknowledged_events_that_a_failover_lost_are_written_again(autoju
         log, sibling = d.open("one"), d.open("two")
         for filler in "abcd":
             log.offer(filler)
-            await log.log.flushed()
+            await flushed(log.log)
         run = d.store.runs["one"]
         del run.events[kept:]
         log.offer("e")
         sibling.offer("s")
-        await log.log.flushed()
-        await sibling.log.flushed()
+        await flushed(log.log)
+        await flushed(sibling.log)
         assert d.texts("one") == ["a", "b", "c", "d", "e"]
         assert [event.id.n for event in run.events] == [1, 2, 3, 4, 5]
         assert [event.id.n for event in log.live.after(START, 100)] == [1, 2, 3, 4, 5]
         assert log.told == []
         assert d.publisher.budget.used == 0
         log.offer("f")
-        await log.log.flushed()
+        await flushed(log.log)
         assert d.texts("one")[-1] == "f"
 
 
@@ -430,11 +430,11 @@ async def test_only_the_last_seconds_are_kept_for_a_failover(autojump_clock: Moc
         log = d.open("one")
         for filler in "abcd":
             log.offer(filler)
-            await log.log.flushed()
+            await flushed(log.log)
             await trio.sleep(1.5)
         d.store.runs["one"].events.clear()
         log.offer("e")
-        await log.log.flushed()
+        await flushed(log.log)
         assert d.texts("one") == ["c", "d", "e"]
 
 
@@ -443,13 +443,13 @@ async def test_what_is_kept_for_a_failover_is_bounded_for_all_runs_together(auto
         logs = [d.open(f"run-{number}") for number in range(60)]
         for log in logs:
             log.offer("x" * 200)
-            await log.log.flushed()
+            await flushed(log.log)
         kept = [batch for log in logs for batch in d.publisher.kept(log.log.run_id)]
         assert 5 <= len(kept) <= 16
         assert d.publisher.kept(logs[-1].log.run_id)
         d.store.runs["run-0"].events.clear()
         logs[0].offer("last")
-        await logs[0].log.flushed()
+        await flushed(logs[0].log)
         assert d.texts("run-0") == ["last"], "what is not kept any more is lost, and the run goes on"
 
 
@@ -459,7 +459,7 @@ async def test_a_second_failover_in_the_middle_of_the_first(autojump_clock: Mock
         log, sibling = d.open("one"), d.open("two")
         for filler in "abcd":
             log.offer(filler)
-            await log.log.flushed()
+            await flushed(log.log)
         run = d.store.runs["one"]
         del run.events[3:]
         seen = 0
@@ -476,8 +476,8 @@ async def test_a_second_failover_in_the_middle_of_the_first(autojump_clock: Mock
         d.store.before = fail_over
         log.offer("e")
         sibling.offer("s")
-        await log.log.flushed()
-        await sibling.log.flushed()
+        await flushed(log.log)
+        await flushed(sibling.log)
         assert seen
         assert d.texts("one") == ["a", "b", "c", "d", "e"]
         assert d.texts("two") == ["s"]
@@ -490,7 +490,7 @@ async def test_a_reply_lost_while_lost_events_are_written_again_doubles_nothing(
         log = d.open("one")
         for filler in "abc":
             log.offer(filler)
-            await log.log.flushed()
+            await flushed(log.log)
         del d.store.runs["one"].events[1:]
 
         async def lose(name: str) -> None:
@@ -499,7 +499,7 @@ async def test_a_reply_lost_while_lost_events_are_written_again_doubles_nothing(
 
         d.store.before = lose
         log.offer("d")
-        await log.log.flushed()
+        await flushed(log.log)
         assert d.texts("one") == ["a", "b", "c", "d"]
         assert d.publisher.budget.used == 0
 
@@ -519,9 +519,9 @@ async def test_one_unreadable_record_does_not_stop_the_publisher(autojump_clock:
         d.store.append = append  # type: ignore[method-assign]
         bad.offer("x")
         good.offer("y")
-        await good.log.flushed()
+        await flushed(good.log)
         with pytest.raises(LogLostError):
-            await bad.log.flushed()
+            await flushed(bad.log)
         assert [kind for kind, _ in bad.told] == [StopKind.RECORD_UNREADABLE]
         assert good.told == []
 
@@ -543,7 +543,7 @@ async def test_a_restarted_publisher_sends_what_was_in_flight_again(autojump_clo
         d.store.before = None
         log.offer("c")
         await d.nursery.start(d.publisher.serve)
-        await log.log.flushed()
+        await flushed(log.log)
         assert d.texts("one") == ["a", "b", "c"]
 
 
@@ -556,8 +556,8 @@ async def test_a_crash_between_the_answers_loses_nothing(
         two.offer("b")
         with trio.fail_after(1):
             async with trio.open_nursery() as waiting:
-                waiting.start_soon(one.log.flushed)
-                waiting.start_soon(two.log.flushed)
+                waiting.start_soon(flushed, one.log)
+                waiting.start_soon(flushed, two.log)
                 await wait_all_tasks_blocked()
                 with monkeypatch.context() as patch:
                     patch.setattr(two.live, "extend", lambda events: 1 / 0)
@@ -566,7 +566,7 @@ async def test_a_crash_between_the_answers_loses_nothing(
                 await d.nursery.start(d.publisher.serve)
         two.offer("d")
         with trio.fail_after(1):
-            await two.log.flushed()
+            await flushed(two.log)
         assert d.texts("one") == ["a"]
         assert d.texts("two") == ["b", "d"]
 
@@ -588,7 +588,7 @@ async def test_given_up_it_keeps_nobody_waiting(autojump_clock: MockClock) -> No
 
         async def wait(run_id: str, log: RunLog) -> None:
             await log.wait_for_room()
-            await log.flushed()
+            await flushed(log)
             ended.append(run_id)
 
         d.nursery.start_soon(wait, "in flight", in_flight.log)
@@ -603,7 +603,7 @@ async def test_given_up_it_keeps_nobody_waiting(autojump_clock: MockClock) -> No
         for log in (in_flight, waiting, idle, late):
             log.offer("dropped")
             with trio.fail_after(1):
-                await log.log.flushed()
+                await flushed(log.log)
             assert [kind for kind, _ in log.told] == [StopKind.STORE_UNAVAILABLE]
         assert d.publisher.budget.used == 0
 
@@ -614,7 +614,7 @@ async def test_giving_up_changes_nothing_for_logs_that_are_lost_already(autojump
         d.store.runs["sealed"].record = d.store.runs["sealed"].record.model_copy(update={"status": "failed"})
         sealed.offer("x")
         with pytest.raises(LogLostError):
-            await sealed.log.flushed()
+            await flushed(sealed.log)
         d.store.down = True
         waiting.offer("x")
         await trio.sleep(70)
@@ -623,7 +623,7 @@ async def test_giving_up_changes_nothing_for_logs_that_are_lost_already(autojump
         assert [kind for kind, _ in sealed.told] == [StopKind.SEALED]
         assert waiting.told == [(StopKind.STORE_UNAVAILABLE, "for 60 s")], "told once, with the first reason"
         with pytest.raises(LogLostError):
-            await sealed.log.flushed()
+            await flushed(sealed.log)
 
 
 async def test_a_batch_whose_reply_was_cut_off_is_sent_again_unchanged(autojump_clock: MockClock) -> None:
@@ -644,7 +644,7 @@ async def test_a_batch_whose_reply_was_cut_off_is_sent_again_unchanged(autojump_
         d.store.append = real_append  # type: ignore[method-assign]
         log.offer("b")
         await d.nursery.start(d.publisher.serve)
-        await log.log.flushed()
+        await flushed(log.log)
         assert d.texts("one") == ["a", "b"]
 
 
@@ -664,7 +664,7 @@ async def test_cancelled_it_lingers_until_the_logs_are_closed(autojump_clock: Mo
         scope.cancel()
         await trio.sleep(10)
         log.offer("last words")
-        await log.log.flushed()
+        await flushed(log.log)
         assert d.texts("one") == ["last words"]
         assert ended == []
         log.log.close()
@@ -696,7 +696,7 @@ async def test_the_end_of_the_last_run_asks_nothing_of_the_store(autojump_clock:
     async with desk() as d:
         log = d.open("one")
         log.offer("x")
-        await log.log.flushed()
+        await flushed(log.log)
         calls = d.store.calls["append"]
         log.log.close()
         await trio.sleep(5)
@@ -710,12 +710,6 @@ async def test_parked_while_there_is_nothing_to_write(autojump_clock: MockClock)
         assert d.store.calls["append"] == 0
 
 
-async def test_flushed_returns_at_once_for_a_log_without_events(autojump_clock: MockClock) -> None:
-    async with desk(serve=False) as d:
-        with trio.fail_after(0.1):
-            await d.open("one").log.flushed()
-
-
 async def test_ids_do_not_go_back_with_the_clock(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([2_000_000_000, 1_000_000_000, 3_000_000_000])
     monkeypatch.setattr("dify_agent.actors.run_log.time.time_ns", lambda: next(times))
@@ -723,10 +717,29 @@ async def test_ids_do_not_go_back_with_the_clock(autojump_clock: MockClock, monk
         log = d.open("one")
         for _ in range(3):
             log.log.offer(payload())
-        await log.log.flushed()
+        await flushed(log.log)
         assert [tuple(event.id) for event in d.store.runs["one"].events] == [(2000, 1), (2000, 2), (3000, 3)]
 
 
 def test_the_budget_is_at_least_one_byte() -> None:
     publisher = Publisher(None, queue_bytes=4, outage_seconds=1, linger_seconds=1)  # type: ignore[arg-type]
     assert publisher.budget.limit == 4
+
+
+async def test_waiting_events_are_those_of_all_runs_that_are_not_written(autojump_clock: MockClock) -> None:
+    async with desk() as d:
+        d.store.before = gate = Gate()
+        one, two, ending = d.open("one"), d.open("two"), d.open("ending")
+        one.offer("in flight")
+        await wait_all_tasks_blocked()
+        one.offer("a", "b")
+        two.offer("c")
+        ending.offer("d", "e")
+        await ending.log.take_last()
+        assert d.publisher.waiting_events == 6
+        gate.open.set()
+        await flushed(one.log)
+        await flushed(two.log)
+        assert d.publisher.waiting_events == 2
+        ending.log.close()
+        assert d.publisher.waiting_events == 0

@@ -24,12 +24,18 @@ local function keep(seconds, ...)
   for _, key in ipairs({...}) do redis.call('EXPIRE', key, seconds) end
 end
 
--- Rewrites the record and appends the terminal event, whose id follows the top: ordinal + 1, and never a smaller time.
+-- Rewrites the record, appends the events that ARGV has from `first` on (ids and payloads) and the terminal event, whose
+-- id follows the top: ordinal + 1, and never a smaller time.
 -- SET comes first: out of memory, read-only and the like refuse a script's first write, and after it no other.
-local function seal(record, payload, ms, max_length, retention)
-  local top_ms, top_n = string.match(top_of(EVENTS), '^(%d+)-(%d+)$')
-  local id = string.format('%.0f-%.0f', math.max(tonumber(ms), tonumber(top_ms)), tonumber(top_n) + 1)
+local function seal(record, payload, ms, max_length, retention, first)
+  local top = top_of(EVENTS) -- of what is no stream this fails, and nothing is written
   redis.call('SET', RECORD, record, 'EX', retention)
+  for i = first or #ARGV + 1, #ARGV, 2 do
+    redis.call('XADD', EVENTS, 'MAXLEN', '~', max_length, ARGV[i], 'payload', ARGV[i + 1])
+    top = ARGV[i]
+  end
+  local top_ms, top_n = string.match(top, '^(%d+)-(%d+)$')
+  local id = string.format('%.0f-%.0f', math.max(tonumber(ms), tonumber(top_ms)), tonumber(top_n) + 1)
   redis.call('XADD', EVENTS, 'MAXLEN', '~', max_length, id, 'payload', payload)
   keep(retention, EVENTS, OWNER)
   return id

@@ -25,7 +25,7 @@ import trio
 
 from dify_agent.actors.environment import CoalescingPolicy, RunBounds, RunEnvironment
 from dify_agent.actors.prompts import has_blank_prompt
-from dify_agent.actors.publisher import Publisher
+from dify_agent.actors.publisher import KEEP_SECONDS, Publisher
 from dify_agent.backends.transport import OutboundHttp, OutboundOptions, open_outbound
 from dify_agent.events.flusher import FlushTimer
 from dify_agent.http.app import create_app
@@ -41,6 +41,7 @@ from dify_agent.store.base import Owner, RunStore
 from dify_agent.store.connections import contain
 from dify_agent.store.metered import metered
 from dify_agent.store.redis import RedisRunStore, open_redis_store
+from dify_agent.store.urls import parse_store_url
 from dify_agent.supervisor.admission import RunLimits
 from dify_agent.supervisor.serve import Supervisor
 
@@ -259,6 +260,7 @@ def build_supervisor(
     )
 
     metrics.watch("queue_bytes", "Bytes of events that wait to be written.", lambda: publisher.budget.used)
+    metrics.watch("queue_events", "Events that wait to be written.", lambda: publisher.waiting_events)
     metrics.watch("queue_limit_bytes", "Bytes from which producers wait.", lambda: publisher.budget.limit)
     metrics.watch("queue_stuck_runs", "Runs whose events the store does not take now.", lambda: publisher.stuck_runs)
     own_types = create_layer_providers(
@@ -290,6 +292,8 @@ def build_supervisor(
         environment,
         lease_seconds=settings.owner_lease_seconds,
         retention_seconds=settings.run_retention_seconds,
+        # On one server a failover that loses a run's end loses what was written after it as well.
+        keep_seconds=KEEP_SECONDS if parse_store_url(settings.redis_url).deployment == "cluster" else 0.0,
         limits=RunLimits(total=settings.max_active_runs, per_tenant=settings.max_active_runs_per_tenant),
     )
 

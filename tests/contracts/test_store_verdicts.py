@@ -95,6 +95,77 @@ async def test_a_set_of_runs_that_is_none_is_told_by_its_key(store, run, witness
     assert (caught.value.key, caught.value.run_id) == (key, None)
 
 
+def spoil(witness, key):
+    """As another program would."""
+    witness.delete(key)
+    witness.hset(key, "a", "b")
+    witness.expire(key, 600)
+
+
+async def test_a_list_of_owners_that_is_none_is_told_by_its_key(store, run, witness, prefix):
+    """The lease is renewed all the same, and the rest when the list has been deleted."""
+    key = f"{prefix}:owners"
+    spoil(witness, key)
+    for operation in (store.heartbeat(OWNER, 15, [run]), store.read_leases()):
+        with pytest.raises(KeyUnreadableError, match="the list of owners in the store cannot be read") as caught:
+            await operation
+        assert (caught.value.key, caught.value.run_id) == (key, None)
+    assert witness.pttl(f"{prefix}:owners:{{{OWNER.id}}}:alive") > 14_000
+    witness.delete(key)
+    await store.heartbeat(OWNER, 15, [run])
+    assert await store.read_leases() == {OWNER.id: True}
+
+
+async def test_what_concerns_a_set_of_runs_that_is_none_does_the_rest(store, run, witness, prefix):
+    key, other = f"{prefix}:owners:{{{OWNER.id}}}:runs", run_id()
+    spoil(witness, key)
+    witness.expire(f"{prefix}:runs:{{{run}}}:record", 100)
+    operations = [
+        store.heartbeat(OWNER, 15, [run]),
+        store.create_run(running(other), OWNER),
+        store.release_runs(OWNER.id, [run]),
+        store.forget_owner(OWNER.id),
+    ]
+    for operation in operations:
+        with pytest.raises(KeyUnreadableError, match="an owner's set of runs in the store cannot be read") as caught:
+            await operation
+        assert caught.value.key == key
+    await store.touch_runs(OWNER, [run])
+    assert witness.ttl(f"{prefix}:runs:{{{run}}}:record") > 100
+    assert await store.read_leases() == {OWNER.id: True}
+    assert witness.hgetall(key) == {b"a": b"b"}, "nothing is written there"
+    witness.delete(key)
+    await store.heartbeat(OWNER, 15, [run])
+    assert await store.read_owned(OWNER.id) == [run]
+
+
+async def test_an_inbox_and_a_doorbell_that_are_none_are_told_by_their_keys(store, run, witness, prefix):
+    inbox, bell = (f"{prefix}:owners:{{{OWNER.id}}}:{name}" for name in ("inbox", "doorbell"))
+    spoil(witness, inbox)
+    spoil(witness, bell)
+    operations = [
+        (inbox, store.ring(OWNER.id, run)),
+        (inbox, store.read_inbox(OWNER, "0-0", 0.1)),
+        (bell, store.ring_doorbell(OWNER)),
+        (bell, store.read_tails(OWNER, {run: EventId(MS, 2)}, "0-0", 0.1)),
+    ]
+    for key, operation in operations:
+        with pytest.raises(KeyUnreadableError) as caught:
+            await operation
+        assert (type(caught.value), caught.value.key) == (KeyUnreadableError, key)
+    await store.heartbeat(OWNER, 15)
+
+
+async def test_a_heartbeat_names_the_runs(store, run, witness, prefix):
+    """What a failover of the set's server has lost is there again, with a TTL; however many there are, in one go."""
+    runs = [run, *(run_id() for _ in range(1000))]
+    await store.heartbeat(OWNER, 15, runs)
+    assert sorted(await store.read_owned(OWNER.id)) == sorted(runs)
+    await store.release_runs(OWNER.id, runs[1:])
+    await store.heartbeat(OWNER, 15)
+    assert await store.read_owned(OWNER.id) == [run], "and takes none out"
+
+
 async def test_names_that_are_no_ids_are_left_out(store, run, witness, prefix):
     await store.heartbeat(OWNER, 15)
     witness.sadd(f"{prefix}:owners", b"\xff")

@@ -29,9 +29,9 @@ def tables(page: Path, *head: str) -> list[list[str]]:
 
 
 def pattern(cell: str) -> re.Pattern[str]:
-    """What a documented text matches: ``<…>`` stands for anything."""
+    """What a documented text matches: ``<…>`` stands for anything, ``(s)`` for itself, one thing or several."""
     parts = re.split(r"<\w[\w ]*>", cell.strip("`"))
-    return re.compile(".+".join(map(re.escape, parts)))
+    return re.compile(".+".join(map(re.escape, parts)).replace(re.escape("(s)"), r"(?:\(s\)|s?)"))
 
 
 def model(*turns: Body) -> Body:
@@ -88,6 +88,7 @@ def _before_entry() -> Iterator[Body]:
     yield of(PROMPT)
     yield of(PROMPT, session_snapshot=snapshot(PROMPT), deferred_tool_results={})
     yield with_config("plain.prompt", usr="Hello.")
+    yield with_config("plain.prompt", usr="Hello.", system="Be kind.")
     llm = model()
     yield of(PROMPT, llm, session_snapshot=snapshot(PROMPT, llm, version=2))
     yield of(PROMPT, llm, session_snapshot=snapshot(llm, PROMPT))
@@ -98,13 +99,18 @@ def _before_entry() -> Iterator[Body]:
 def _after_entry() -> Iterator[Body]:
     probe = layer("a", "scripted.tools", tools=[{"name": "probe"}])
     yield of(PROMPT, layer("llm", "plain.prompt"))
+    yield of(PROMPT, layer("output", "plain.prompt"), model())
+    yield of(PROMPT, layer("history", "plain.prompt"), model())
+    yield with_config("dify.ask_human", tool_name="a" * 65)
+    output = layer("output", "dify.output", json_schema={"type": "object"})
+    yield of(PROMPT, output, layer("x", "scripted.tools", tools=[{"name": "final_output"}]), model())
     yield of(PROMPT, probe, probe | {"name": "b"}, model())
     yield of(PROMPT, model(), deferred_tool_results={})
     yield of(PROMPT, HISTORY, model(), deferred_tool_results={})
     yield of(PROMPT, ASK, model(ASKING))
     yield of(PROMPT, HISTORY, ASK, model({"tool_calls": ASKING["tool_calls"] * 2}))
     yield of(PROMPT, model(calling("none")))
-    yield of(PROMPT, layer("output", "dify.output", json_schema={"type": "object"}), model())
+    yield of(PROMPT, output, model())
     yield of(PROMPT, layer("llm", "pydantic_ai.model", model="nowhere:model"))
     yield of(PROMPT, layer("llm", "pydantic_ai.model", model="test", base_url="http://127.0.0.1:1"))
 

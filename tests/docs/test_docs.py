@@ -266,7 +266,8 @@ def test_metrics_table_names_every_metric() -> None:
     rows = table_under(ROOT / "docs" / "operations.md", "Metrics")
     written = {name for names, *_ in rows for name in re.findall(r"`(\w+)`", names)}
     metrics = Metrics()
-    for name in ("queue_bytes", "queue_limit_bytes", "queue_stuck_runs"):  # watched by the composition root
+    watched = ("queue_events", "queue_bytes", "queue_limit_bytes", "queue_stuck_runs")  # by the composition root
+    for name in watched:
         metrics.watch(name, "as the root does", lambda: 0)
     families = [family for family in metrics.registry.collect() if family.name.startswith("dify_agent_")]
     names = {family.name + ("_total" if family.type == "counter" else "") for family in families}

@@ -76,6 +76,41 @@ class DurableStore:
         """Go on as if nothing had happened."""
         self._signal(signal.SIGCONT)
 
+    def fill(self) -> None:
+        """Out of memory: it answers, and takes no write."""
+        with self.witness as client:
+            client.config_set("maxmemory", 1)
+
+    def empty(self) -> None:
+        """It has memory again."""
+        with self.witness as client:
+            client.config_set("maxmemory", 0)
+
+    def demote(self) -> None:
+        """As an old primary after a failover: it answers, and takes no write."""
+        with self.witness as client:
+            client.replicaof("127.0.0.1", 1)
+
+    def promote(self) -> None:
+        """A primary again."""
+        with self.witness as client:
+            client.replicaof("NO", "ONE")
+
+    @contextmanager
+    def outage(self, how: str) -> Iterator[None]:
+        """It is ``killed``, ``frozen``, ``full`` or ``read-only`` meanwhile."""
+        begin, end = {
+            "killed": (self.kill, self.start),
+            "frozen": (self.freeze, self.thaw),
+            "full": (self.fill, self.empty),
+            "read-only": (self.demote, self.promote),
+        }[how]
+        begin()
+        try:
+            yield
+        finally:
+            end()
+
     def _signal(self, number: int) -> None:
         assert self._process is not None
         os.kill(self._process.pid, number)

@@ -9,7 +9,7 @@ import pytest
 import trio
 from tests.server.bodies import HANG, run_of, text_run
 from tests.server.clients import Api, open_api, open_stream
-from tests.server.harness import BOUND_SECONDS, Server, StoreServer, launched, serving, until
+from tests.server.harness import BOUND_SECONDS, Server, StoreServer, launched, serving, stored_records, until
 from tests.unit.http import ws
 
 from dify_agent.store.keys import Keys
@@ -267,3 +267,98 @@ async def test_a_followed_log_that_becomes_none_ends_its_stream_and_no_other(sto
                     async with open_stream(reader, again) as third:
                         assert (await third.rest())[-1].event == "run_succeeded"
                 assert "service" not in {each["event"].split()[0] for each in reader.records()}
+
+
+def spoil(store: StoreServer, key: str) -> None:
+    store.witness.delete(key)
+    store.witness.set(key, b"s3cret", ex=600)
+
+
+def owner_of(server: Server) -> str:
+    """The owner that the server is, by its own word."""
+    return next(str(each["owner"]) for each in server.records() if each["event"] == "listening")
+
+
+async def told_once(server: Server, key: str) -> None:
+    """Of a key of the replica's own, within a beat; and no service was started again over it."""
+    await until(lambda: bool(told(server, key)), "it is told", WITHIN)
+    await trio.sleep(2 * LEASE)
+    assert [each["level"] for each in told(server, key)] == ["error"]
+    assert not [each for each in server.records() if each["event"].startswith("service")]
+
+
+async def test_an_own_set_of_runs_that_is_none_ends_no_replica(store: StoreServer) -> None:
+    """New runs are refused, since nobody would judge them; the others go on. It is mended by deleting the key."""
+    with serving(store.url, announced=ANNOUNCED, owner_lease_seconds=LEASE) as server:
+        key = Keys(server.prefix).runs(owner_of(server))
+        async with open_api(server) as api:
+            ending, staying = await api.create(run_of(HANG)), await api.create(run_of(HANG))
+            await api.events_until(ending, "run_started")
+            spoil(store, key)
+            await trio.sleep(2 * LEASE)
+            response = await api.client.post("/runs", json=text_run())
+            assert response.status_code == 500
+            assert response.json() == {"detail": "an owner's set of runs in the store cannot be read"}
+            await api.cancel(ending)
+            assert (await api.finished(ending))[-1]["type"] == "run_cancelled"
+            await trio.sleep(LEASE)
+            lines = [each["event"] for each in told(server, key)]
+            assert sorted(set(lines)) == [
+                "a key of the store cannot be read",
+                "a key of this replica cannot be read, it is left alone",
+                "own set of runs cannot be read, it is left alone",
+            ]
+            assert len(lines) <= 8
+            assert not [each for each in server.records() if each["event"].startswith("service")]
+            assert store.witness.get(key) == b"s3cret"
+            store.witness.delete(key)
+            await until(lambda: store.witness.sismember(key, staying), "the next beat writes it anew", LEASE)
+            assert (await api.run(text_run()))[-1]["type"] == "run_succeeded"
+        refused = [record for record in stored_records(store, server.prefix) if record["status"] == "failed"]
+        assert len(refused) == 1, "the create that was refused had written its record: it is ended"
+
+
+async def test_a_list_of_owners_that_is_none_ends_no_replica(store: StoreServer) -> None:
+    """Nobody is judged meanwhile, and all is as before when it has been deleted."""
+    with launched(store.url, owner_lease_seconds=LEASE) as lost:
+        lost.wait_listening()
+        with serving(store.url, prefix=lost.prefix, announced=ANNOUNCED, owner_lease_seconds=LEASE) as server:
+            key = Keys(server.prefix).owners
+            async with open_api(lost) as api, open_api(server) as other:
+                spoil(store, key)
+                run_id = await api.create(run_of(HANG))
+                await api.events_until(run_id, "run_started")
+                assert (await other.run(text_run()))[-1]["type"] == "run_succeeded"
+                await trio.sleep(3 * LEASE)
+                for replica in (lost, server):
+                    lines = [each["event"] for each in told(replica, key)]
+                    assert lines.count("a key of this replica cannot be read, it is left alone") == 1
+                    assert lines.count("list of owners cannot be read, nobody is judged") >= 2
+                    assert len(lines) <= 6
+                    assert not [each for each in replica.records() if each["event"].startswith("service")]
+                store.witness.delete(key)
+                await until(lambda: store.witness.scard(key) == 2, "both are listed again", LEASE)
+                lost.process.kill()
+                assert (await other.finished(run_id))[-1]["data"]["reason"] == "owner_lost"
+
+
+async def test_an_inbox_and_a_doorbell_that_are_none_end_no_replica(store: StoreServer) -> None:
+    """Cancels are found by the sweep, runs of other replicas are followed by polling."""
+    options = {"announced": [*ANNOUNCED, "owner not rung"], "owner_lease_seconds": LEASE}
+    with serving(store.url, **options) as server, serving(store.url, prefix=server.prefix, **options) as other:
+        keys, owner = Keys(server.prefix), owner_of(server)
+        async with open_api(server) as api, open_api(other) as remote:
+            run_id = await api.create(run_of(HANG))
+            await api.events_until(run_id, "run_started")
+            spoil(store, keys.inbox(owner))
+            spoil(store, keys.doorbell(owner))
+            with trio.fail_after(5):
+                await remote.cancel(run_id)
+                assert (await api.finished(run_id))[-1]["type"] == "run_cancelled"
+            run_id = await remote.create(run_of({"chunks": 60, "delay_ms": 50}))
+            async with open_stream(server, run_id) as stream:
+                frames = await stream.rest()
+            assert frames[-1].event == "run_succeeded"
+            assert [frame.id for frame in frames] == [event["id"] for event in await remote.finished(run_id)]
+        for key in (keys.inbox(owner), keys.doorbell(owner)):
+            await told_once(server, key)

@@ -131,7 +131,7 @@ async def test_flushall_stops_the_runs_within_five_seconds() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", ["killed", "frozen"])
+@pytest.mark.parametrize("how", ["killed", "frozen", "full", "read-only"])
 async def test_an_outage_of_twice_the_lease_condemns_no_living_owner(how: str) -> None:
     with durable_store() as store, serving(store.url, owner_lease_seconds=LEASE) as one:
         with serving(store.url, prefix=one.prefix, owner_lease_seconds=LEASE) as two:
@@ -141,9 +141,8 @@ async def test_an_outage_of_twice_the_lease_condemns_no_living_owner(how: str) -
                 for run_id in runs:
                     await api.events_until(run_id, "part_delta")
                 await trio.sleep(2 * LEASE)  # both reapers have seen a healthy store for a lease: they could judge
-                store.kill() if how == "killed" else store.freeze()
-                await trio.sleep(2 * LEASE)
-                store.start() if how == "killed" else store.thaw()
+                with store.outage(how):
+                    await trio.sleep(2 * LEASE)
                 for run_id in runs:
                     data = assert_one_terminal(await other.finished(run_id), "succeeded")
                     assert data["output"] == "w" * 600

@@ -23,11 +23,11 @@ from dify_agent.actors.settle import settle_unknown
 from dify_agent.actors.work import RunWork
 from dify_agent.errors import StoreUnavailableError
 from dify_agent.protocol.schemas import CreateRunRequest, RunStatusResponse
-from dify_agent.store.base import RunExistsError
+from dify_agent.store.base import KeyUnreadableError, RunExistsError
 
 _log = structlog.get_logger()
 
-CreateRefusal = StoreUnavailableError | RunExistsError
+CreateRefusal = StoreUnavailableError | RunExistsError | KeyUnreadableError
 
 CREATE_TRIES: Final = 2
 """A create whose reply was lost is safe to repeat once; after that the caller hears 503 and decides."""
@@ -130,7 +130,7 @@ class RunActor:
         """
         self._work = None
         self._finished()
-        if isinstance(refused, StoreUnavailableError) and refused.sent:
+        if isinstance(refused, KeyUnreadableError) or (isinstance(refused, StoreUnavailableError) and refused.sent):
             stop = Stop(StopKind.STORE_UNAVAILABLE, "while the run was created")
             with trio.move_on_after(self._env.bounds.finalize_timeout_seconds):
                 await settle_unknown(self._env.store, self._env.owner, record, stop)
@@ -144,7 +144,8 @@ class RunActor:
     async def _create(self, record: RunStatusResponse) -> CreateRefusal | None:
         """Write the record; None when it is written, else the last error, ``sent`` if any try may have written it.
 
-        `RunExistsError` is an answer for certain: the run under this id is somebody else's.
+        `RunExistsError` is an answer for certain: the run under this id is somebody else's. `KeyUnreadableError` is one
+        of the owner's set, and says nothing of the record.
         """
         error: StoreUnavailableError | None = None
         for _ in range(CREATE_TRIES):
@@ -153,8 +154,8 @@ class RunActor:
             except StoreUnavailableError as failure:
                 failure.sent |= error is not None and error.sent
                 error = failure
-            except RunExistsError as exists:
-                return exists
+            except (RunExistsError, KeyUnreadableError) as refusal:
+                return refusal
             else:
                 return None
         return error

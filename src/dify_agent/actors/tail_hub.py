@@ -12,9 +12,17 @@ from typing import Final
 import trio
 
 from dify_agent.actors.live_log import LiveLog
+from dify_agent.actors.outage_log import UnreadableLog
 from dify_agent.errors import RunNotFoundError, StoreUnavailableError
 from dify_agent.protocol.event_id import EventId
-from dify_agent.store.base import LogsUnreadableError, Owner, RecordUnreadableError, RunStore, TailsRead
+from dify_agent.store.base import (
+    KeyUnreadableError,
+    LogsUnreadableError,
+    Owner,
+    RecordUnreadableError,
+    RunStore,
+    TailsRead,
+)
 
 BLOCK_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 0.5
@@ -42,6 +50,7 @@ class TailHub:
         self._doorbell = "0-0"
         self._reading = False
         self._ring_due = False
+        self._unreadable_log = UnreadableLog(owner=owner.id)
         self._arrivals = trio.lowlevel.ParkingLot()
 
     def __len__(self) -> int:
@@ -83,6 +92,10 @@ class TailHub:
                 await self._look_up_silent()
             except StoreUnavailableError:
                 await trio.sleep(RETRY_SECONDS)
+            except KeyUnreadableError as error:
+                self._unreadable_log.tell(error, meaning="runs of other replicas are followed by polling")
+                await trio.sleep(RETRY_SECONDS)
+                self.close()  # readers look into the store, and come back
 
     async def ring(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Wake the blocking read whenever a run has joined while it was under way."""
@@ -96,6 +109,8 @@ class TailHub:
             except StoreUnavailableError:
                 await trio.sleep(RETRY_SECONDS)
                 self._ring_due = self._reading
+            except KeyUnreadableError:
+                await trio.sleep(RETRY_SECONDS)  # the read meets it as well, and tells
 
     async def _read(self) -> None:
         positions = {run_id: followed.live.top for run_id, followed in self._followed.items()}

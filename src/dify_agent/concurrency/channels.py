@@ -5,8 +5,8 @@ from typing import Final
 import trio
 
 RUN_INBOX_SIZE: Final = 16
-"""A run actor's inbox. It is sent at most two phase reports, the end of the work, and each of the seven kinds of stop
-once (cancel, shutdown and observer by the registry, the others by the run's log): ten, so it is never full."""
+"""A run actor's inbox. It is sent at most two phase reports, the end of the work, each of seven kinds of stop once by
+the registry, and two stops by the run's log (an outage, which both may notice, and a loss): twelve, so never full."""
 
 REPLY_SIZE: Final = 1
 """A question gets one answer; a slot for it means that answering never waits for an asker who has gone."""

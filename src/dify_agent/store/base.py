@@ -234,6 +234,7 @@ class RunStore(Protocol):
 
         Raises:
             RunExistsError: another run, or another owner's, has this id.
+            KeyUnreadableError: the owner's set is none. The record may have been written.
         """
 
     async def claim(self, key: IdempotencyKey, claim: Claim, *, over: Claim | None = None) -> Claim:
@@ -272,10 +273,10 @@ class RunStore(Protocol):
     async def finalize(self, terminal: Terminal, last: AppendBatch | None = None) -> FinalizeOutcome:
         """End the run as succeeded or failed, unless it has ended or an intent exists. Seals the log.
 
-        Raises:
         ``last`` are the run's last events, appended in the same step, right before the terminal event; the log must end
         where they expect it to. None: by somebody who does not know the log.
 
+        Raises:
             RunNotFoundError: the run has no record.
         """
 
@@ -313,15 +314,24 @@ class RunStore(Protocol):
             RunNotFoundError: the run has no record.
         """
 
-    async def heartbeat(self, owner: Owner, lease_seconds: float) -> None:
-        """Renew the owner's lease and the life of its keys."""
+    async def heartbeat(self, owner: Owner, lease_seconds: float, run_ids: Sequence[str] = ()) -> None:
+        """Renew the owner's lease and the life of its keys, and have its set name ``run_ids``: a failover may have lost
+        the entries that create had made.
+
+        Raises:
+            KeyUnreadableError: the list of owners is none, or the owner's set. The lease is renewed.
+        """
 
     async def touch_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
         """Refresh the TTL of live runs, so that a silent one outlives the retention. An error says that some were not
-        refreshed; the others were."""
+        refreshed; the others were. As in `heartbeat`, the owner's set names them, if it is one."""
 
     async def release_runs(self, owner_id: str, run_ids: Sequence[str]) -> None:
-        """Take runs that have ended out of their owner's set."""
+        """Take runs that have ended out of their owner's set.
+
+        Raises:
+            KeyUnreadableError: its set of runs is none.
+        """
 
     async def look(self, run_ids: Sequence[str]) -> dict[str, RunLook | None]:
         """Each run's record, owner and intent; None: there is no record.
@@ -334,6 +344,9 @@ class RunStore(Protocol):
         """Every owner that may have runs, and whether its lease holds; None: the server that has it did not answer.
 
         Raises `StoreUnavailableError` when the list was not answered, or none of the leases.
+
+        Raises:
+            KeyUnreadableError: the list is none.
         """
 
     async def read_owned(self, owner_id: str) -> Sequence[str]:
@@ -361,10 +374,18 @@ class RunStore(Protocol):
         """
 
     async def ring(self, owner_id: str, run_id: str) -> None:
-        """Put a run id into a replica's inbox: 'look at its intent'."""
+        """Put a run id into a replica's inbox: 'look at its intent'.
+
+        Raises:
+            KeyUnreadableError: its inbox is none.
+        """
 
     async def read_inbox(self, owner: Owner, after: str, block_seconds: float) -> list[tuple[str, str]]:
-        """Wait for inbox entries behind ``after``: (entry id, run id), possibly none."""
+        """Wait for inbox entries behind ``after``: (entry id, run id), possibly none.
+
+        Raises:
+            KeyUnreadableError: the inbox is none.
+        """
 
     async def read_tails(
         self, owner: Owner, positions: Mapping[str, EventId], doorbell: str, block_seconds: float
@@ -375,7 +396,12 @@ class RunStore(Protocol):
 
         Raises:
             LogsUnreadableError: some of the logs are none; nothing was read.
+            KeyUnreadableError: the doorbell is none; likewise.
         """
 
     async def ring_doorbell(self, owner: Owner) -> None:
-        """Wake the replica's own blocking read. A bell rung too early is still there when the read begins."""
+        """Wake the replica's own blocking read. A bell rung too early is still there when the read begins.
+
+        Raises:
+            KeyUnreadableError: the doorbell is none.
+        """

@@ -107,8 +107,11 @@ class RedisRunStore(OwnerOperations):
         run_id, owned = record.run_id, self._keys.runs(owner.id)
         create = self._call(CREATE, run_id, record_text(record), owner_text(owner), self._retention)
         # In order: a run that no set names would never be judged.
-        entry = Command(b"SADD", (owned, run_id))
-        *_, reply = await self._all(entry, self._expire(owned), create, lane=Lane.RUNS, in_order=True)
+        items = (Command(b"SADD", (owned, run_id)), self._expire(owned), create)
+        entry, *replies = await self._executor.execute(items, lane=Lane.RUNS, in_order=True)
+        if is_wrong_type(entry):
+            raise self._unreadable_of_owner(owned)
+        *_, reply = [sound(each) for each in (entry, *replies)]
         if reply != b"created":
             raise RunExistsError(run_id)
 
@@ -253,7 +256,7 @@ class RedisRunStore(OwnerOperations):
             mistake = error
         if mistake is not None:
             await self._find_no_logs(runs)
-            raise mistake
+            raise self._unreadable_of_owner(bell) from mistake
         events = {
             run_id: tuple(StoredEvent(event_id_of(entry), payload) for entry, payload in entries_of(streams[name]))
             for key, run_id in runs.items()

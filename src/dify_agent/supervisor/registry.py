@@ -1,7 +1,6 @@
 """The runs this replica executes, in memory. Changed only in synchronous functions; handed in, never a module
 global."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import trio
@@ -38,11 +37,11 @@ class RunRegistry:
         self._runs[run_id] = entry
 
     def remove(self, run_id: str) -> None:
-        """Forget a run that has ended. May be called again."""
+        """Forget a run that has ended. May be called again, when its actor has written its last."""
         entry = self._runs.pop(run_id, None)
         if entry is not None:
             entry.inbox.close()
-            self._ended.add(run_id)
+        self._ended.add(run_id)
         if not self._runs:
             self._emptied.unpark_all()
 
@@ -55,10 +54,6 @@ class RunRegistry:
         ended = tuple(self._ended)
         self._ended.clear()
         return ended
-
-    def give_back(self, run_ids: Iterable[str]) -> None:
-        """They could not be taken out of the owner's set; the next `take_ended` has them again."""
-        self._ended.update(run_ids)
 
     def live_log(self, run_id: str) -> LiveLog | None:
         """The run's recent events, if it is executed here."""

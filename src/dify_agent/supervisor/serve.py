@@ -15,6 +15,7 @@ from dify_agent.actors.environment import RunEnvironment
 from dify_agent.actors.heartbeat import Heartbeat
 from dify_agent.actors.live_log import LiveLog
 from dify_agent.actors.messages import RunMessage, Stop, StopKind
+from dify_agent.actors.outage_watch import OutageWatch
 from dify_agent.actors.reaper import Reaper
 from dify_agent.actors.run_actor import Admission, RunActor
 from dify_agent.actors.static_configs import tenant_of
@@ -28,7 +29,7 @@ from dify_agent.errors import (
 )
 from dify_agent.protocol.event_id import EventId
 from dify_agent.protocol.schemas import CancelRunRequest, CreateRunRequest
-from dify_agent.store.base import CancelIntent, IdempotencyKey, RunExistsError
+from dify_agent.store.base import CancelIntent, IdempotencyKey, KeyUnreadableError, RunExistsError
 from dify_agent.supervisor.admission import NO_LIMITS, ActiveRuns, RunLimits
 from dify_agent.supervisor.handle import Readiness, Tail
 from dify_agent.supervisor.idempotency import IdempotentCreates
@@ -60,6 +61,7 @@ class Supervisor:
         *,
         lease_seconds: float,
         retention_seconds: float,
+        keep_seconds: float = 0.0,
         limits: RunLimits = NO_LIMITS,
         services: Sequence[ServiceSpec] = (),
     ) -> None:
@@ -74,7 +76,7 @@ class Supervisor:
             self._env.store, start=self._start, reached=self._reached, is_housed=self._housed.__contains__
         )
         self._hub = TailHub(self._env.store, self._env.owner)
-        self._services = (*self._own_services(lease_seconds, retention_seconds), *services)
+        self._services = (*self._own_services(lease_seconds, retention_seconds, keep_seconds), *services)
         self._runs: trio.Nursery | None = None
         self._stopping = False
         self._streams_end = trio.Event()
@@ -82,7 +84,9 @@ class Supervisor:
         """A service has spent its restart budget: the process must drain and exit with status 70."""
         self.failure: ServiceBudgetSpentError | None = None
 
-    def _own_services(self, lease_seconds: float, retention_seconds: float) -> tuple[ServiceSpec, ...]:
+    def _own_services(
+        self, lease_seconds: float, retention_seconds: float, keep_seconds: float
+    ) -> tuple[ServiceSpec, ...]:
         env, registry = self._env, self._registry
         self._heartbeat = Heartbeat(
             env.store,
@@ -90,17 +94,25 @@ class Supervisor:
             lease_seconds=lease_seconds,
             retention_seconds=retention_seconds,
             runs=registry,
+            keep_seconds=keep_seconds,
         )
+        outages = OutageWatch(outage_seconds=env.publisher.outage_seconds, tell=registry.tell)
         observer = CancelObserver(
             env.store,
             env.owner,
             tell=registry.tell,
             own_runs=registry.run_ids,
             has_events=registry.has_events,
+            outages=outages,
             on_outage=self._heartbeat.doubt,
         )
         reaper = Reaper(
-            env.store, env.owner, lease_seconds=lease_seconds, own_runs=registry.run_ids, metrics=env.metrics
+            env.store,
+            env.owner,
+            lease_seconds=lease_seconds,
+            own_runs=self._heartbeat.in_hand,
+            metrics=env.metrics,
+            keep_seconds=keep_seconds,
         )
         return (
             ServiceSpec(name="heartbeat", serve=self._heartbeat.serve),
@@ -108,6 +120,7 @@ class Supervisor:
             ServiceSpec(name="flush timer", serve=env.flush_timer.serve),
             ServiceSpec(name="cancel inbox", serve=observer.watch_inbox),
             ServiceSpec(name="cancel sweep", serve=observer.sweep),
+            ServiceSpec(name="outage watch", serve=outages.serve),
             ServiceSpec(name="reaper", serve=reaper.serve),
             ServiceSpec(name="tail hub", serve=self._hub.serve),
             ServiceSpec(name="tail bell", serve=self._hub.ring),
@@ -233,6 +246,8 @@ class Supervisor:
             except StoreUnavailableError:
                 # The intent is durable; the owner's sweep finds it.
                 _log.warning("owner not rung, its sweep will find the intent", run_id=run_id)
+            except KeyUnreadableError as error:
+                _log.error("owner not rung, its sweep will find the intent", run_id=run_id, key=error.key)
 
     async def open_tail(self, run_id: str, after: EventId) -> Tail:
         """A reader; reads the store once unless the run is executed here and memory covers the cursor."""

@@ -218,9 +218,11 @@ class FakeStore:
             found.append(event)
         return EventPage(run.record.status, tuple(found))
 
-    async def heartbeat(self, owner: Owner, lease_seconds: float) -> None:
+    async def heartbeat(self, owner: Owner, lease_seconds: float, run_ids: Sequence[str] = ()) -> None:
         await self._enter("heartbeat")
         self.leases[owner.id] = trio.current_time() + lease_seconds
+        if run_ids:
+            self.owned.setdefault(owner.id, set()).update(run_ids)
 
     async def touch_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
         await self._enter("touch_runs")

@@ -13,6 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dify_agent.actors.cancel_observer import BLOCK_SECONDS, SWEEP_SECONDS, CancelObserver
 from dify_agent.actors.messages import Stop, StopKind
+from dify_agent.actors.outage_watch import OutageWatch
 from dify_agent.errors import StoreUnavailableError
 from dify_agent.store.base import CancelIntent, Owner
 
@@ -39,6 +40,7 @@ class Watch:
             tell=self.tell,
             own_runs=lambda: self.own,
             has_events=lambda run_id: run_id not in self.young,
+            outages=OutageWatch(outage_seconds=60, tell=self.tell),
             on_outage=self.note_outage,
         )
 
@@ -188,6 +190,14 @@ async def test_the_sweep_tells_a_run_that_its_record_is_gone(autojump_clock: Moc
         w.store.runs.clear()
         await trio.sleep(SWEEP_SECONDS + 0.1)
         assert w.told_runs == ["gone"]
+
+
+async def test_the_sweep_finds_the_intent_of_a_run_without_events(autojump_clock: MockClock) -> None:
+    async with watching(sweep=True) as w:
+        w.run("young", intent=True)
+        w.young.add("young")
+        await trio.sleep(SWEEP_SECONDS + 0.1)
+        assert w.told_runs == ["young"]
 
 
 async def test_the_sweep_tells_a_run_that_its_record_cannot_be_read(autojump_clock: MockClock) -> None:

@@ -1,7 +1,7 @@
 """The heartbeat: three beats a lease, live runs kept alive, outages survived."""
 
 import itertools
-from collections.abc import AsyncIterator, Iterable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, MutableMapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +14,9 @@ from tests.unit.actors.logs import record
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dify_agent.actors.heartbeat import Heartbeat
+from dify_agent.actors.publisher import KEEP_SECONDS
 from dify_agent.errors import StoreUnavailableError
-from dify_agent.store.base import Owner
+from dify_agent.store.base import KeyUnreadableError, Owner
 
 OWNER = Owner("me", 1)
 
@@ -28,8 +29,8 @@ class BeatStore(FakeStore):
         self.beats: list[float] = []
         self.touched: list[tuple[float, tuple[str, ...]]] = []
 
-    async def heartbeat(self, owner: Owner, lease_seconds: float) -> None:
-        await super().heartbeat(owner, lease_seconds)
+    async def heartbeat(self, owner: Owner, lease_seconds: float, run_ids: Sequence[str] = ()) -> None:
+        await super().heartbeat(owner, lease_seconds, run_ids)
         self.beats.append(trio.current_time())
 
     async def touch_runs(self, owner: Owner, run_ids: Sequence[str]) -> None:
@@ -39,7 +40,7 @@ class BeatStore(FakeStore):
 
 @dataclass
 class Runs:
-    """A registry's three functions."""
+    """A registry's two functions."""
 
     live: Sequence[str]
     ended: list[str] = field(default_factory=list)
@@ -51,9 +52,6 @@ class Runs:
         ended = tuple(self.ended)
         self.ended.clear()
         return ended
-
-    def give_back(self, run_ids: Iterable[str]) -> None:
-        self.ended.extend(run_ids)
 
 
 def heartbeat(store: FakeStore, *, lease: float = 15, retention: float = 7200, runs: Sequence[str] = ()) -> Heartbeat:
@@ -246,13 +244,14 @@ async def test_finished_runs_leave_the_owners_set_with_a_beat(autojump_clock: Mo
     for run_id in ("one", "two"):
         store.runs[run_id] = FakeRun(record(run_id).model_copy(update={"status": "succeeded"}), OWNER)
     runs = Runs(["live"], ended=["one", "two"])
+    service = Heartbeat(store, OWNER, lease_seconds=15, retention_seconds=7200, runs=runs)
     async with trio.open_nursery() as nursery:
-        await nursery.start(Heartbeat(store, OWNER, lease_seconds=15, retention_seconds=7200, runs=runs).serve)
+        await nursery.start(service.serve)
         store.lose_replies["release_runs"] = 1
         await trio.sleep(5.1)
-        assert runs.ended == ["one", "two"], "the reply was lost: it is done again"
+        assert service.in_hand() == ("live", "one", "two"), "the reply was lost: it is done again"
         await trio.sleep(5)
-        assert runs.ended == []
+        assert service.in_hand() == ("live",)
         assert store.owned["me"] == {"live"}
         calls = store.calls["release_runs"]
         await trio.sleep(60)
@@ -267,12 +266,135 @@ async def test_a_run_without_an_end_stays_in_the_set_for_a_reaper(autojump_clock
     store.runs["running"] = FakeRun(record("running"), OWNER)
     store.runs["over"] = FakeRun(record("over").model_copy(update={"status": "cancelled"}), OWNER)
     runs = Runs([], ended=["running", "unknown", "over"])
+    service = Heartbeat(store, OWNER, lease_seconds=15, retention_seconds=7200, runs=runs)
     async with trio.open_nursery() as nursery:
-        await nursery.start(Heartbeat(store, OWNER, lease_seconds=15, retention_seconds=7200, runs=runs).serve)
+        await nursery.start(service.serve)
         await trio.sleep(6)
         assert store.owned["me"] == {"running", "unknown"}
-        assert runs.ended == []
+        assert service.in_hand() == ()
         nursery.cancel_scope.cancel()
+
+
+async def test_runs_whose_node_is_away_stay_in_hand(autojump_clock: MockClock) -> None:
+    """They are no strays, and are released when the node is back."""
+    store = BeatStore()
+    store.owned["me"] = {"far"}
+    store.runs["far"] = FakeRun(record("far").model_copy(update={"status": "failed"}), OWNER)
+    store.unreachable.add("far")
+    service = Heartbeat(store, OWNER, lease_seconds=15, retention_seconds=7200, runs=Runs([], ended=["far"]))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(service.serve)
+        await trio.sleep(16)
+        assert service.in_hand() == ("far",)
+        store.unreachable.clear()
+        await trio.sleep(5)
+        assert (service.in_hand(), store.owned["me"]) == ((), set())
+        nursery.cancel_scope.cancel()
+
+
+async def test_every_beat_names_the_live_runs(autojump_clock: MockClock) -> None:
+    """A failover of the set's server may lose what create has written; who dies before it is there again leaves a run
+    that nobody judges."""
+    store = BeatStore()
+    async with beating(store):
+        await trio.sleep(6)
+        store.owned["me"].clear()
+        await trio.sleep(5)
+        assert store.owned["me"] == {"a", "b"}
+        assert (len(store.beats), store.calls["touch_runs"]) == (3, 0), "with the beats, all in one"
+
+
+@pytest.mark.parametrize("lease", [1.5, 15])
+async def test_an_end_is_kept_before_its_run_is_released(autojump_clock: MockClock, lease: float) -> None:
+    """On a cluster a failover may lose it, as long as the replica behind may lack it, and not the release."""
+    store = BeatStore()
+    runs = Runs([])
+    service = Heartbeat(store, OWNER, lease_seconds=lease, retention_seconds=7200, runs=runs, keep_seconds=KEEP_SECONDS)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(service.serve)
+        await trio.sleep(lease / 3 * 0.9)
+        for run_id in ("kept", "lost"):
+            store.owned.setdefault("me", set()).add(run_id)
+            store.runs[run_id] = FakeRun(record(run_id).model_copy(update={"status": "succeeded"}), OWNER)
+        runs.ended += ["kept", "lost"]
+        await trio.sleep(KEEP_SECONDS - 0.01)
+        assert store.owned["me"] == {"kept", "lost"}
+        assert service.in_hand() == ("kept", "lost"), "no stray: the reaper has nothing to do with them"
+        store.runs["lost"].record = record("lost")  # the failover
+        await trio.sleep(KEEP_SECONDS + lease)
+        assert store.owned["me"] == {"lost"}
+        assert service.in_hand() == (), "the reaper's"
+        assert store.calls["look"] == 1, "one question, however long it is kept"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_run_that_ends_again_is_looked_at_again(autojump_clock: MockClock) -> None:
+    """A refused create ends when its caller has heard, and once more when its outcome is settled, by a verdict."""
+    store = BeatStore()
+    store.runs["refused"] = FakeRun(record("refused"), OWNER)
+    runs = Runs([], ended=["refused"])
+    service = Heartbeat(store, OWNER, lease_seconds=15, retention_seconds=7200, runs=runs, keep_seconds=KEEP_SECONDS)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(service.serve)
+        await trio.sleep(9)
+        runs.ended.append("refused")
+        store.runs["refused"].record = record("refused").model_copy(update={"status": "failed"})
+        assert service.in_hand() == ("refused",)
+        await trio.sleep(2)
+        assert "refused" in store.owned["me"], "1 s before the beat that could have released it"
+        await trio.sleep(5)
+        assert store.owned["me"] == set()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_leaving_replica_leaves_what_has_just_ended_to_the_others(autojump_clock: MockClock) -> None:
+    store = BeatStore()
+    runs = Runs([], ended=["old"])
+    service = Heartbeat(store, OWNER, lease_seconds=15, retention_seconds=7200, runs=runs, keep_seconds=KEEP_SECONDS)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(service.serve)
+        store.owned["me"] = {"old", "young"}
+        for run_id in store.owned["me"]:
+            store.runs[run_id] = FakeRun(record(run_id).model_copy(update={"status": "succeeded"}), OWNER)
+        await trio.sleep(KEEP_SECONDS)
+        runs.ended.append("young")
+        await service.retire()
+        assert store.owned["me"] == {"young"}
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("operation", ["heartbeat", "release_runs"])
+async def test_a_key_that_cannot_be_read_stops_no_beat(autojump_clock: MockClock, operation: str) -> None:
+    """The list of owners, or the set of runs. It is told at once and then seldom, and mended when it is deleted."""
+    store = BeatStore()
+    spoilt = True
+
+    async def refuse(name: str) -> None:
+        if name == operation and spoilt:
+            store.leases["me"] = trio.current_time() + 15  # the lease comes first
+            raise KeyUnreadableError("a key", "the-key")
+
+    store.before = refuse
+    runs = Runs(["a"])
+    service = Heartbeat(store, OWNER, lease_seconds=15, retention_seconds=7200, runs=runs)
+    with capture_logs() as lines:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(service.serve)
+            for number in range(20):
+                runs.ended.append(f"r{number}")
+                store.runs[f"r{number}"] = FakeRun(record(f"r{number}").model_copy(update={"status": "failed"}), OWNER)
+                await trio.sleep(5)
+                assert store.leases["me"] > trio.current_time() + 9
+                assert len(service.in_hand()) <= 3, "what ended is not asked for again and again"
+            spoilt = False
+            store.owned["me"] = set()
+            await trio.sleep(5.1)
+            assert store.owned["me"] == {"a"}
+            nursery.cancel_scope.cancel()
+    assert [line["log_level"] for line in lines] == ["error"] * 2
+    assert {(line["event"], line["key"]) for line in lines} == {
+        ("a key of this replica cannot be read, it is left alone", "the-key")
+    }
 
 
 async def test_a_retired_owner_beats_no_more(autojump_clock: MockClock) -> None:

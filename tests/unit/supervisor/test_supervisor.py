@@ -2,6 +2,7 @@
 
 from collections import Counter
 from contextvars import ContextVar
+from typing import Any
 
 import pytest
 import trio
@@ -11,6 +12,7 @@ from tests.unit.actors.world import World, history, hooked, model, prompt, text,
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dify_agent.actors.messages import StopKind
+from dify_agent.actors.work import RunWork
 from dify_agent.errors import (
     RunCancellationConflictError,
     RunNotFoundError,
@@ -433,6 +435,34 @@ async def test_an_outage_past_the_bound_stops_the_run_and_is_written_when_the_st
         assert b"DIFY_AGENT_STORE_OUTAGE_SECONDS" in run.events[-1].payload
         assert [event.id.n for event in run.events] == list(range(1, len(run.events) + 1))
         assert w.supervisor.active_runs == 0
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [{"hang": True}, {"hang": True, "after_chunks": 3}, {"chunks": 10_000, "delay_ms": 500}],
+    ids=["silent", "fell silent", "streaming"],
+)
+async def test_an_outage_past_the_bound_stops_every_run_once(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, turn: dict[str, Any]
+) -> None:
+    """Also one that has nothing to write, of which the publisher knows nothing."""
+    interrupted: list[str] = []
+    real = RunWork.interrupt
+    monkeypatch.setattr(RunWork, "interrupt", lambda work, reason: (interrupted.append(reason), real(work, reason))[1])
+    async with world(outage_seconds=60) as w:
+        run_id = await w.create(prompt(), model(turn))
+        await trio.sleep(5)
+        w.store.down = True
+        await trio.sleep(50)
+        assert interrupted == []
+        await trio.sleep(100)
+        assert interrupted == [StopKind.STORE_UNAVAILABLE]
+        w.store.down = False
+        later = await w.create(prompt(), model(text()))
+        run = await w.ended(run_id)
+        assert run.types.count("run_failed") == 1
+        assert run.events[-1].payload.count(b"The run store was unavailable for 60 s") == 1
+        assert (await w.ended(later)).record.status == "succeeded"
 
 
 async def test_an_outage_within_the_bound_is_not_noticed(autojump_clock: MockClock) -> None:

@@ -9,9 +9,10 @@ from tests.model.state import EVERY_KIND, Bounds, Label, Rules
 EVERYTHING = Bounds(events=2, late=EVERY_KIND, cut=True, ghost=True, expiry=True, thaw=True)
 BEGINNINGS = (
     (EVERYTHING, 20_000),
-    (Bounds(events=1, late=EVERY_KIND), 30_000),
+    (Bounds(events=1, late=EVERY_KIND), 34_000),
     (Bounds(events=1), 40_000),
     (Bounds(events=0, late=("finish-cancel",), expiry=True), 21_000),
+    (Bounds(events=0, partial=True), 2_000),
 )
 """Bounds, and how many states are visited, breadth first. Rare outcomes come late where much else can happen."""
 

@@ -16,11 +16,7 @@ LIVING = "no living owner is judged"
 
 
 def violated(s: State) -> Iterator[str]:
-    """Names of the invariants that do not hold.
-
-    `TOLD` is asked of success and failure only: when the reply to a cancellation is lost, the retry begins with the
-    finish, hears "cancelled" and leaves; local readers then find the terminal event in the store.
-    """
+    """Names of the invariants that do not hold."""
     terminals = [entry for entry in s.log if isinstance(entry, str)]
     events = [entry for entry in s.log if isinstance(entry, int)]
     if len(terminals) > 1:
@@ -33,7 +29,7 @@ def violated(s: State) -> Iterator[str]:
         yield ORDER
     if s.record != "-" and len(events) < s.stored:
         yield KEPT
-    if s.phase == "over" and not s.knows and s.record[0] in "SF":
+    if s.phase == "over" and not s.knows and s.record[0] in "SFC":
         yield TOLD
     if is_terminal(s.record) and s.accepted != (status_of(s.record) == "cancelled"):
         yield CANCELLED if s.accepted else ASKED

@@ -19,8 +19,9 @@ def moves(s: State, rules: Rules, bounds: Bounds) -> Iterator[Move]:
         # A replica that is cut off meets only lost requests, whatever the store does for others.
         yield label, after if s.life == "up" else after._replace(up=s.up)
     if s.life == "up" and s.up:
-        yield from _heartbeat(s, rules)
-        yield from _retire(s, rules)
+        if s.node_up:
+            yield from _heartbeat(s, rules)
+            yield from _retire(s, rules)
         yield from _sweep(s)
 
 
@@ -40,16 +41,20 @@ def _work(s: State, rules: Rules, bounds: Bounds) -> Iterator[Move]:
 def _over(s: State) -> State:
     """The run has no actor any more. The heartbeat hears of it from the registry, which has no refused creates."""
     release = s.release if s.phase == "settling" else True
-    return s._replace(phase="over", offered=0, in_flight=0, told=False, tries=0, ending="", step="", release=release)
+    return s._replace(
+        phase="over", offered=0, in_flight=0, taken=False, told=False, tries=0, ending="", step="", release=release
+    )
 
 
 def _calls(s: State, rules: Rules, bounds: Bounds) -> Iterator[Move]:
     if s.phase == "creating":
         yield from _create(s, rules, bounds)
-    elif s.in_flight or s.offered > s.stored:
-        yield from _append(s, rules, bounds)
-    elif s.phase == "ending":
-        yield from _finalise(s, rules, bounds)
+    elif s.phase in ("running", "ending"):
+        waiting = s.offered > s.stored
+        if s.in_flight or (waiting and not s.taken):
+            yield from _append(s, rules, bounds)
+        if s.phase == "ending" and not s.in_flight:  # whoever is quicker takes what waits
+            yield from _finalise(s._replace(taken=waiting), rules, bounds)
     elif s.phase == "settling":
         yield from _settle(s, rules, bounds)
 
@@ -65,6 +70,9 @@ def _create(s: State, rules: Rules, bounds: Bounds) -> Iterator[Move]:
         return t._replace(phase="settling", tries=0, step="settle", release=True)
 
     message = bounds.late_message("create")
+    if s.up and not s.node_up:
+        yield Label("create", "request lost"), failed(s)
+        return
     yield from call(s, "create", lambda t: scripts.create(t, rules), answered, failed, message=message)
     if s.up:
         yield Label("create", "cut"), failed(scripts.create_cut(s, rules))
@@ -90,14 +98,18 @@ def _append(s: State, rules: Rules, bounds: Bounds) -> Iterator[Move]:
 
 def _finalise(s: State, rules: Rules, bounds: Bounds) -> Iterator[Move]:
     start = "read" if s.told else "finish"
+    top, last = s.stored, s.offered
 
     def failed(t: State) -> State:
         again = t.ending + "'" if rules.finish_rebuilt and "'" not in t.ending else t.ending
-        return t._replace(step=start, ending=again)
+        # A cancellation that may have been applied has deleted its intent: it is repeated as it is.
+        return t._replace(step="cancel" if t.step == "cancel" else start, ending=again)
 
     def answered(t: State, answer: str) -> State:
+        if answer == "applied":
+            return _over(t._replace(knows=True, stored=last))
         if answer != "unapplied running":
-            return _over(t._replace(knows=answer == "applied"))
+            return _over(t)
         return t._replace(step="read" if t.step == "finish" else start)
 
     if s.step == "read":
@@ -105,13 +117,13 @@ def _finalise(s: State, rules: Rules, bounds: Bounds) -> Iterator[Move]:
         found = lambda t, answer: t._replace(step="cancel" if answer == "intent" else "last")  # noqa: E731
         yield from call(s, "read-intent", ask, found, failed)
     elif s.step == "cancel":
-        message = bounds.late_message("finish-cancel", "C")
-        yield from call(
-            s, "finish-cancel", lambda t: scripts.finalize_cancel(t, rules, "C"), answered, failed, message=message
-        )
+        message = bounds.late_message("finish-cancel", "C", top, last)
+        cancel = lambda t: scripts.finalize_cancel(t, rules, "C", top, last)  # noqa: E731
+        yield from call(s, "finish-cancel", cancel, answered, failed, message=message)
     else:
-        message = bounds.late_message("finish", s.ending)
-        yield from call(s, "finish", lambda t: scripts.finalize(t, rules, s.ending), answered, failed, message=message)
+        message = bounds.late_message("finish", s.ending, top, last)
+        finish = lambda t: scripts.finalize(t, rules, s.ending, top, last)  # noqa: E731
+        yield from call(s, "finish", finish, answered, failed, message=message)
 
 
 def _settle(s: State, rules: Rules, bounds: Bounds) -> Iterator[Move]:
@@ -132,7 +144,8 @@ def _settle(s: State, rules: Rules, bounds: Bounds) -> Iterator[Move]:
 
 
 def _heartbeat(s: State, rules: Rules) -> Iterator[Move]:
-    yield Label("beat"), renewed(s)
+    in_hand = s.phase in ACTIVE or s.release
+    yield Label("beat"), renewed(s)._replace(in_set=s.in_set or in_hand)
     if s.release:
         after, outcome = _released(s, rules)
         yield Label("release", "ok", outcome), after

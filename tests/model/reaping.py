@@ -20,22 +20,28 @@ def moves(s: State, rules: Rules, bounds: Bounds) -> Iterator[Move]:
 def _watch(s: State, rules: Rules) -> Iterator[Move]:
     if not s.up:
         return
+    if s.node_up:
+        yield from _watch_owner(s, rules)
+    if s.ghost and (s.healthy or rules.reaper_hasty):
+        yield Label("reap-ghost"), s._replace(stage=Stage("ghost", "look"))
+
+
+def _watch_owner(s: State, rules: Rules) -> Iterator[Move]:
     if not s.healthy:
         # A whole lease without a break: an owner that lives and reaches the store has renewed meanwhile.
         seen = s._replace(healthy=True)
-        yield Label("watch"), renewed(seen) if s.life == "up" else seen
+        in_hand = s.phase in ACTIVE or s.release
+        yield Label("watch"), renewed(seen)._replace(in_set=s.in_set or in_hand) if s.life == "up" else seen
     if not s.healthy and not rules.reaper_hasty:
         return
     if s.listed and not s.lease:
         first = Stage("owner", "recheck" if s.in_set else "count")
         yield Label("reap", "ok", "some" if s.in_set else "none"), s._replace(stage=first)
-    if s.ghost:
-        yield Label("reap-ghost"), s._replace(stage=Stage("ghost", "look"))
 
 
 def _strays(s: State) -> Iterator[Move]:
     """Two looks in a row: a run that has just ended is on its way out of the set."""
-    if not s.up:
+    if not (s.up and s.node_up):
         return
     if not s.in_set or s.phase in ACTIVE:
         if s.strays is not None:
@@ -63,7 +69,7 @@ def _go_on(s: State, stage: Stage, rules: Rules, bounds: Bounds) -> Iterator[Mov
         yield from _judge(s, stage, rules, bounds)
         return
     yield Label(f"{who}{stage.step}", "request lost"), _lost(s, stage)
-    if not s.up:
+    if not s.up or (stage.step != "look" and stage.target != "ghost" and not s.node_up):
         return
     match stage.step:
         case "recheck":

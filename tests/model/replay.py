@@ -9,17 +9,17 @@ are the source's own (`Heartbeat.release`, `retire`), a leaving that is cut shor
 
 import itertools
 import json
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import redis
 from tests.contracts.store_support import MS, batch, event, intent, run_id, running, terminal
-from tests.model.state import Label, State, status_of
+from tests.model.state import ACTIVE, Label, State, status_of
 
 from dify_agent.actors.heartbeat import Heartbeat
 from dify_agent.errors import RunNotFoundError
 from dify_agent.protocol.event_id import START, EventId
-from dify_agent.store.base import FinalizeOutcome, Owner, RunExistsError, RunStore, Terminal, Verdict
+from dify_agent.store.base import AppendBatch, FinalizeOutcome, Owner, RunExistsError, RunStore, Terminal, Verdict
 from dify_agent.store.keys import Keys
 from dify_agent.store.lua import CREATE
 
@@ -41,8 +41,11 @@ LOCAL = frozenset(
         "watcher-crash",
         "up",
         "down",
+        "node-up",
+        "node-down",
     }
 )
+_Ending = Callable[[Terminal, AppendBatch], Awaitable[FinalizeOutcome]]
 _numbers = itertools.count(1)
 
 
@@ -58,9 +61,6 @@ class EndedRuns:
     def take_ended(self) -> tuple[str, ...]:
         ended, self.left = self.left, ()
         return ended
-
-    def give_back(self, run_ids: Iterable[str]) -> None:
-        self.left = tuple(run_ids)
 
 
 class Replay:
@@ -117,9 +117,9 @@ class Replay:
             case "append":
                 return partial(self._append, s.stored, s.in_flight or s.offered)
             case "finish":
-                return partial(self._end, self._store.finalize, self._terminal(s.ending))
+                return partial(self._end, self._store.finalize, self._terminal(s.ending), s.stored, s.offered)
             case "finish-cancel":
-                return partial(self._end, self._store.finalize_cancel, self._terminal("C"))
+                return partial(self._end, self._store.finalize_cancel, self._terminal("C"), s.stored, s.offered)
             case "judge":
                 stage = s.strays if label.action.startswith("own-") else s.stage
                 assert stage is not None
@@ -167,16 +167,20 @@ class Replay:
         return self._witness.eval(CREATE.source, len(keys), *keys, record, owner, RETENTION_SECONDS).decode()
 
     async def _append(self, top: int, last: int) -> str:
-        items = [event(n) for n in range(top + 1, last + 1)]
-        expected_top = EventId(MS, top) if top else START
-        (answer,) = await self._store.append([batch(self._run, expected_top, *items)])
+        (answer,) = await self._store.append([self._batch(top, last)])
         return str(answer)
 
-    async def _end(self, transition: Callable[[Terminal], Awaitable[FinalizeOutcome]], item: Terminal) -> str:
+    def _batch(self, top: int, last: int) -> AppendBatch:
+        items = [event(n) for n in range(top + 1, last + 1)]
+        return batch(self._run, EventId(MS, top) if top else START, *items)
+
+    async def _end(self, transition: _Ending, item: Terminal, top: int, last: int) -> str:
         try:
-            outcome = await transition(item)
+            outcome = await transition(item, self._batch(top, last))
         except RunNotFoundError:
             return "missing"
+        if outcome.gap:
+            return "gap"
         return "applied" if outcome.applied else f"unapplied {outcome.status}"
 
     async def _read_intent(self) -> str:
@@ -216,7 +220,7 @@ class Replay:
     async def _keep(self, action: str, s: State) -> str:
         store, owner = self._store, self._owner
         if action in ("beat", "watch") and s.life == "up":
-            await store.heartbeat(owner, LEASE_SECONDS)
+            await store.heartbeat(owner, LEASE_SECONDS, [self._run] if s.phase in ACTIVE or s.release else [])
         elif action == "touch":
             await store.touch_runs(owner, [self._run])
         return ""

@@ -41,22 +41,27 @@ def append(s: State, rules: Rules, top: int, last: int) -> Answer:
     return s._replace(log=s.log + tuple(range(found + 1, last + 1))), "appended"
 
 
-def finalize(s: State, rules: Rules, name: str) -> Answer:
+def finalize(s: State, rules: Rules, name: str, top: int, last: int) -> Answer:
+    """``top`` is the event that the log must end with, ``last`` the run's last one, which goes along."""
     refused = _refused(s, name, blind=rules.finish_ignores_status)
     if refused:
         return s, refused
     if s.intent and not rules.finish_ignores_intent:
         return s, "unapplied running"
-    return _seal(s, name), "applied"
+    if len(s.log) != top and not rules.finish_ignores_status:
+        return s, "gap"
+    return _seal(_with_last(s, rules, last), name), "applied"
 
 
-def finalize_cancel(s: State, rules: Rules, name: str) -> Answer:
+def finalize_cancel(s: State, rules: Rules, name: str, top: int, last: int) -> Answer:
     refused = _refused(s, name, blind=rules.finish_ignores_status)
     if refused:
         return s, refused
     if not s.intent:
         return s, "unapplied running"
-    return _seal(s, name)._replace(intent=False), "applied"
+    if len(s.log) != top and not rules.finish_ignores_status:
+        return s, "gap"
+    return _seal(_with_last(s, rules, last), name)._replace(intent=False), "applied"
 
 
 def request_cancel(s: State) -> Answer:
@@ -92,6 +97,10 @@ def _refused(s: State, name: str, *, blind: bool) -> str:
     if s.record == name:
         return "applied"
     return f"unapplied {status_of(s.record)}" if is_terminal(s.record) and not blind else ""
+
+
+def _with_last(s: State, rules: Rules, last: int) -> State:
+    return s if rules.finish_drops_last else s._replace(log=s.log + tuple(range(len(s.log) + 1, last + 1)))
 
 
 def _seal(s: State, name: str) -> State:

@@ -47,6 +47,8 @@ class State(NamedTuple):
 
     # The store.
     up: bool = True
+    node_up: bool = True
+    """The node that has the owner's keys, its lease and its set; the run may lie on another one."""
     record: str = "-"
     """`-`, `running`, or the name of the terminal that ended the run."""
     log: tuple[int | str, ...] = ()
@@ -78,6 +80,8 @@ class State(NamedTuple):
     """Events whose append was answered."""
     in_flight: int = 0
     """Last event of the batch that is sent until it is answered; 0 for none."""
+    taken: bool = False
+    """The events that wait are the finaliser's: they go along with the terminal."""
     told: bool = False
     """Told to stop, because of an intent."""
     ending: str = ""
@@ -121,8 +125,11 @@ class Rules(NamedTuple):
     append_unsealed: bool = False
     append_assumed: bool = False
     """A batch without an answer counts as stored."""
+    finish_drops_last: bool = False
+    """The terminal transition writes no event but the terminal one."""
     finish_ignores_intent: bool = False
     finish_ignores_status: bool = False
+    """Nor does it look at what the log ends with."""
     finish_rebuilt: bool = False
     """A retry proposes a new terminal instead of the same."""
     verdict_any_owner: bool = False
@@ -131,6 +138,8 @@ class Rules(NamedTuple):
     verdict_keeps_record: bool = False
     reaper_hasty: bool = False
     """It judges without having seen the store healthy for a lease."""
+    reaper_blind: bool = False
+    """It counts a store as healthy of which the owner's node was away."""
     reaper_idle: bool = False
     seen_too_short: bool = False
     """A retired replica's `seen` may be gone while a create of its own is on its way."""
@@ -146,6 +155,8 @@ class Bounds(NamedTuple):
     late: tuple[str, ...] = ()
     """Kinds of requests that may come after their sender has given up waiting (`EVERY_KIND`)."""
     cut: bool = False
+    partial: bool = False
+    """The owner's node may be away while the run's is not."""
     ghost: bool = False
     expiry: bool = False
 

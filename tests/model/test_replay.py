@@ -51,7 +51,7 @@ async def test_the_shortest_way_to_every_transition_and_outcome(new_replay):
             await new_replay().play(start, steps)
             played |= {label for label, _ in steps}
     print(f"{len(played)} transitions and outcomes")
-    assert len(played) == 167
+    assert len(played) == 169
 
 
 @pytest.mark.full

@@ -15,6 +15,7 @@ FAULTS = frozenset(
         "actor-lost",
         "settle-timeout",
         "down",
+        "node-down",
         "expire",
         "seen-expires",
         "set-expires",
@@ -68,7 +69,7 @@ def create_on_its_way(s: State) -> bool:
 def moves(s: State, rules: Rules, bounds: Bounds) -> Iterator[Move]:
     """Everything that is no process's own doing."""
     yield from _owner_fate(s, bounds)
-    yield from _store_fate(s, rules)
+    yield from _store_fate(s, rules, bounds)
     if bounds.expiry:
         yield from _retention(s, bounds)
     if s.late and s.up:
@@ -102,6 +103,7 @@ def buried(s: State) -> State:
         tries=0,
         offered=0,
         in_flight=0,
+        taken=False,
         told=False,
         ending="",
         step="",
@@ -111,13 +113,17 @@ def buried(s: State) -> State:
     )
 
 
-def _store_fate(s: State, rules: Rules) -> Iterator[Move]:
+def _store_fate(s: State, rules: Rules, bounds: Bounds) -> Iterator[Move]:
     if not s.up:
         yield Label("up"), s._replace(up=True)
     else:
         # Every reaper that looks sees it; a break too short for that is a lost message.
         yield Label("down"), s._replace(up=False, healthy=False)
-    if s.lease and (s.life != "up" or not s.up):
+    if s.up and not s.node_up:
+        yield Label("node-up"), s._replace(node_up=True)
+    elif s.up and bounds.partial:
+        yield Label("node-down"), s._replace(node_up=False, healthy=s.healthy and rules.reaper_blind)
+    if s.lease and (s.life != "up" or not (s.up and s.node_up)):
         # An outage that costs a healthy owner its lease is so long that a reaper meets it within its pass.
         yield Label("lease-expires"), s._replace(lease=False, stage=s.stage if s.excused else None)
     # A retired replica's: after a minute, which is longer than any request of its own is late.

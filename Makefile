@@ -42,8 +42,8 @@ check: lint types imports  ## ruff, flake8-async, mypy --strict, import-linter
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	git ls-files -co --exclude-standard 'src/*.py' 'bench/*.py' | xargs $(BIN)/flake8-async --disable $(ASYNC_OFF)
-	git ls-files -co --exclude-standard 'tests/*.py' | xargs $(BIN)/flake8-async --disable $(ASYNC_OFF),$(ASYNC_TESTS_OFF)
+	git ls-files -co --exclude-standard 'src/*.py' 'bench/*.py' | xargs -P 2 -n 50 $(BIN)/flake8-async --disable $(ASYNC_OFF)
+	git ls-files -co --exclude-standard 'tests/*.py' | xargs -P 2 -n 50 $(BIN)/flake8-async --disable $(ASYNC_OFF),$(ASYNC_TESTS_OFF)
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

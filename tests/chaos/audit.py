@@ -144,7 +144,8 @@ def _judge_reason(run: Run, life: Life, told: Told, record: Record, losses: Coun
         case "owner_lost":
             why = record.why_lost(life, at) or ("never begun" if never_began and life.told is not None else None)
             if why is None:
-                yield f"owner_lost, and nothing explains it: {_fate(life, at)}"
+                known = "told to its client" if run.run_id in told.created else "no client was told of it"
+                yield f"owner_lost after {len(run.events)} events, {known}; nothing explains it: {_fate(life, at)}"
             losses[why or "not explained"] += 1
         case "shutdown" if life.told is None or at < life.told:
             yield f"shutdown, and nobody had told its owner to stop: {_fate(life, at)}"

@@ -77,7 +77,7 @@ class Finalizer:
         except StoreUnavailableError:
             return False
         except LogLostError as lost:
-            self._say_given_up(lost.kind)
+            self._say_given_up(lost.kind, lost.detail)
         except RecordUnreadableError as error:
             self._say_given_up(StopKind.RECORD_UNREADABLE, str(error), key=error.key)
         except RunNotFoundError:

@@ -54,9 +54,10 @@ class LogWriter(Protocol):
 class LogLostError(Exception):
     """The run's log takes no more events; the run's actor has been told why."""
 
-    def __init__(self, kind: StopKind) -> None:
-        super().__init__(str(kind))
+    def __init__(self, kind: StopKind, detail: str = "") -> None:
+        super().__init__(detail or str(kind))
         self.kind = kind
+        self.detail = detail
 
 
 class RunLog:
@@ -68,6 +69,7 @@ class RunLog:
         self.run_id = run_id
         self.live = live
         self.lost: StopKind | None = None
+        self._lost_detail = ""
         self._publisher = publisher
         self._on_lost = on_lost
         self._pending: deque[StoredEvent] = deque()
@@ -81,8 +83,12 @@ class RunLog:
         self._outage_told = False
 
     def offer(self, payload: bytes) -> None:
-        """Queue one event. Never waits; what cannot be stored any more is dropped."""
-        if self.lost is not None:
+        """Queue one event. Never waits; what cannot be stored any more is dropped.
+
+        So is what comes while the run is being ended, from work that was left behind: written in front of the last
+        events it would part them from the log.
+        """
+        if self.lost is not None or self._last is not None:
             return
         ms = max(self._offered.ms, time.time_ns() // 1_000_000)
         self._offered = EventId(ms, self._offered.n + 1)
@@ -127,7 +133,7 @@ class RunLog:
             else:
                 await self.settled()
         if self.lost is not None and self.lost not in ENDABLE:
-            raise LogLostError(self.lost)
+            raise LogLostError(self.lost, self._lost_detail)
         return self._last
 
     def put_back(self) -> None:
@@ -200,6 +206,7 @@ class RunLog:
 
     def lose(self, kind: StopKind, detail: str) -> None:
         """Give the log up: drop what waits, tell the actor."""
+        self._lost_detail = detail
         self._drop(kind)
         self._on_lost(kind, detail)
 

@@ -71,7 +71,7 @@ def retries_exhausted(name: str, limit: int) -> str:
     """Why the run ends when a tool failed once more than it may."""
     return (
         f"Tool {name!r} exceeded max retries count of {limit}. "
-        "The run fails; raise the tool's retry limit, or make its arguments easier to get right."
+        "The run fails; what was wrong each time is in the results of this call in its events."
     )
 
 

@@ -319,6 +319,27 @@ async def test_more_than_one_batch_is_the_publishers(
         assert e.store.calls["append"] == appends
 
 
+@pytest.mark.parametrize("texts", [("b",), ()], ids=["some wait", "none waits"])
+async def test_work_that_was_left_behind_cannot_part_the_end_from_the_log(
+    autojump_clock: MockClock, texts: tuple[str, ...]
+) -> None:
+    """It goes on offering events while the run is being ended, which takes a while."""
+    async with ending() as e:
+        e.log.offer("a")
+        await flushed(e.log.log)
+        e.log.offer(*texts)
+
+        async def before(name: str) -> None:
+            if name == "finalize":
+                e.log.offer("too late")
+                await trio.sleep(1)
+
+        e.store.before = before
+        e.store.lose_replies["finalize"] = 1
+        await e.finalizer.end(SUCCESS, None)
+        assert_whole(e, "a", *texts)
+
+
 async def test_the_last_events_wait_for_a_store_that_is_away(autojump_clock: MockClock) -> None:
     async with ending() as e:
         await flushed(e.log.log)

@@ -14,18 +14,24 @@ ASYNC_OFF := ASYNC109,ASYNC114,ASYNC128,ASYNC900,ASYNC910,ASYNC911,ASYNC912,ASYN
 # In tests: fakes of async ports that need not wait, callbacks that return awaitables, clean-up that is to be cancelled.
 ASYNC_TESTS_OFF := ASYNC102,ASYNC105,ASYNC124
 
+# An environment of a Python that is too old is made anew.
+OLD := import sys; sys.exit(sys.version_info < (3, 11))
+MAKE_VENV = $(BIN)/python -c '$(OLD)' 2>/dev/null || { \
+	$(PYTHON) -c '$(OLD)' || { echo "$(PYTHON) is older than 3.11; name another one: make PYTHON=python3.12" >&2; exit 1; }; \
+	$(PYTHON) -m venv --clear $(VENV); }
+
 .PHONY: help demo dev test test-all check format lint types imports unit bench soak chaos clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 $(VENV)/.runtime: pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(MAKE_VENV)
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[server,embedded]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(MAKE_VENV)
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@ $(VENV)/.runtime
 

@@ -94,7 +94,7 @@ def test_checks_with_the_fakes_end_as_the_page_says(tmp_path: Path) -> None:
     (tmp_path / "composition.json").write_text(composition)
     (tmp_path / "script.json").write_text(script)
     commands = "\n".join(fence.text for fence in fences(PAGE, "bash"))
-    printed = run_commands(commands, tmp_path, ports=["5001", "5050", "5051"])
+    printed = run_commands(commands, tmp_path, ports=["5001", "5060", "5061"])
     lines = [line.removeprefix("data: ") for line in printed.splitlines() if line.startswith("data: ")]
     events = [RUN_EVENT_ADAPTER.validate_json(line) for line in lines]
     plain, scripted, refused, cancelled = [

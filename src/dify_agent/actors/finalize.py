@@ -83,6 +83,9 @@ class Finalizer:
         except RunNotFoundError:
             self._say_given_up(StopKind.RECORD_LOST)
         except Exception as error:  # noqa: BLE001  The actor boundary: a refused ending must not leave the run running.
+            if self._last is not None and self._last.events:
+                self._run_log.put_back()  # if it is they that are refused, the publisher hears it of them alone
+                return False
             return self._give_up(error) if self._reduced else self._reduce(error)
         else:
             if outcome.gap:

@@ -114,7 +114,7 @@ class Publisher:
     def give_up(self) -> None:
         """``serve`` will not run again: drop what waits, now and from now on, so that nobody waits for it.
 
-        Each run is told once, as of an outage, and can still end: ``RunLog.flushed`` returns. Call it only when
+        Each run is told once, as of an outage, and can still end: ``RunLog.take_last`` returns. Call it only when
         ``serve`` has ended. May be called again.
         """
         self._given_up = True
@@ -141,8 +141,8 @@ class Publisher:
         while not done():
             with trio.move_on_at(self._retry_at if self._stuck else math.inf):
                 await self._bell.wait()
-            # What is offered in this turn of the loop leaves together; and a run that ends in it takes its last events
-            # along in its terminal transition, which saves a round trip.
+            # What is offered in this turn of the loop leaves together; and a run that ends while a batch of it is under
+            # way takes the rest along in its terminal transition, which saves a round trip.
             await trio.lowlevel.checkpoint()
             await self._write_once()
 

@@ -137,7 +137,10 @@ class RunLog:
         return self._last
 
     def put_back(self) -> None:
-        """The last events were not written: the publisher writes them, and before them what the store may have lost."""
+        """The last events were not written: the publisher writes them, and before them what the store may have lost.
+
+        Once taken again there is nothing left of them, or the log is lost.
+        """
         last, self._last = self._last, None
         if last is None:
             return
@@ -187,7 +190,9 @@ class RunLog:
             return None
         before = self._in_flight.expected_top  # a second failover may have cut into what was put in front before
         kept = self._publisher.kept(self.run_id)
-        lost = tuple(event for batch in kept for event in batch.events if top < event.id <= before)
+        # By id: what an earlier mend wrote again is kept twice.
+        found = {event.id: event for batch in kept for event in batch.events if top < event.id <= before}
+        lost = tuple(found[event_id] for event_id in sorted(found))
         _log.warning(
             "acknowledged events were lost by the store, they are written again",
             run_id=self.run_id,
@@ -217,7 +222,7 @@ class RunLog:
             self._on_lost(StopKind.STORE_UNAVAILABLE, f"for {seconds:g} s")
 
     def give_up(self) -> None:
-        """Nobody will write these events. The run's terminal transition may still be tried: ``flushed`` returns."""
+        """Nobody will write these events. The run's terminal transition may still be tried: ``take_last`` returns."""
         if self.lost is not None:
             return
         if self._in_flight is not None:

@@ -208,9 +208,8 @@ class Supervisor:
         return run_id
 
     async def _house(self, run_id: str, actor: RunActor, admission: Admission) -> None:
-        structlog.contextvars.bind_contextvars(
-            run_id=run_id
-        )  # for every log line of the run's tasks: tools, layers, models
+        # For every log line of the run's tasks: tools, layers, models.
+        structlog.contextvars.bind_contextvars(run_id=run_id)
         try:
             await actor.serve(admission)
         finally:

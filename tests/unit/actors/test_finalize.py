@@ -370,6 +370,40 @@ async def test_what_a_failover_lost_is_written_again_before_the_terminal(
         assert_whole(e, "a", "b", *texts)
 
 
+async def test_a_second_failover_cuts_into_what_the_first_had_mended(autojump_clock: MockClock) -> None:
+    async with ending() as e:
+        for filler in "abcd":
+            e.log.offer(filler)
+            await flushed(e.log.log)
+        del e.run.events[2:]
+        e.log.offer("e")
+        await flushed(e.log.log)
+        assert fillers(e.run.events) == list("abcde")
+        del e.run.events[3:]
+        await e.finalizer.end(SUCCESS, None)
+        assert_whole(e, *"abcde")
+
+
+async def test_last_events_that_are_refused_end_the_run_as_failed(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an event that is refused earlier does: with the store's words, and without what was refused."""
+    async with ending() as e:
+        await flushed(e.log.log)
+        e.log.offer("refused")
+
+        async def before(name: str) -> None:
+            if name == "finalize" and e.log.log.waiting:
+                raise ValueError("too large")
+
+        e.store.before = before
+        monkeypatch.setattr(e.store, "_append", lambda _batch: ValueError("too large"))
+        await e.finalizer.end(SUCCESS, None)
+        assert e.run.events[-1].is_terminal
+        assert fillers(e.run.events) == []
+        assert e.desk.publisher.budget.used == 0
+
+
 async def test_what_a_failover_lost_long_after_is_lost(autojump_clock: MockClock) -> None:
     async with ending() as e:
         e.log.offer("a")
@@ -631,5 +665,5 @@ async def test_a_store_that_refuses_everything_ends_the_actor(autojump_clock: Mo
         e.store.before = refuse
         with trio.fail_after(10):
             await e.finalizer.end(SUCCESS, None)
-        assert e.store.calls["finalize"] == 2
+        assert e.store.calls["finalize"] == 3, "with the last events, without them, and reduced"
         assert e.run.record.status == "running"

@@ -158,7 +158,7 @@ async def test_a_crowd_of_requests_holds_up_neither_services_nor_runs(store_serv
             assert await store.append([batch(run, START, *events(1, 2))]) == ["appended"]
             assert await store.read_intents([run, other]) == {}
             await store.ring_doorbell(OWNER)
-            assert (await store.read_tails(OWNER, {run: START}, "0-0", 1)).events.keys() == {run}
+            assert (await store.read_tails(OWNER, {run: START}, "0-0", 4)).events.keys() == {run}
             assert await store.read_inbox(OWNER, "0-0", 0.001) == []
             assert (await store.finalize(terminal(run, "failed"))).applied
             assert not (await store.finalize_cancel(terminal(other, "cancelled"))).applied

@@ -69,6 +69,7 @@ def test_random_scenarios_agree() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(600)  # a minute of work on an idle core
 def test_many_random_scenarios_agree() -> None:
     _assert_all_agree(verdicts([generate(FULL_SEED, number) for number in range(RANDOM_FULL)]))
 

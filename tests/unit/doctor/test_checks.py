@@ -224,10 +224,17 @@ def test_a_claim_that_has_gone_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("has_record", "alive", "expected"), [(True, False, []), (False, False, [True]), (False, True, [False])]
+    ("has_record", "alive", "seen", "expected"),
+    [
+        (True, False, False, []),
+        (False, False, False, [True]),
+        (False, False, True, [False]),
+        (False, True, True, [False]),
+        (False, True, False, [False]),
+    ],
 )
-def test_members(has_record: bool, alive: bool, expected: list[bool]) -> None:
-    found = check_member("o", "set", "r", has_record=has_record, alive=alive)
+def test_members(has_record: bool, alive: bool, seen: bool, expected: list[bool]) -> None:
+    found = check_member("o", "set", "r", has_record=has_record, alive=alive, seen=seen)
     assert [item.repairable for item in found] == expected
 
 

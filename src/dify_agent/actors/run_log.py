@@ -61,7 +61,7 @@ class LogLostError(Exception):
 
 
 class RunLog:
-    """A run's end of the publisher: offer events, wait for room, wait until all is stored."""
+    """A run's end of the publisher: offer events, wait for room, take the last ones along to the end."""
 
     def __init__(
         self, run_id: str, live: LiveLog, publisher: LogWriter, on_lost: Callable[[StopKind, str], None]
@@ -183,8 +183,8 @@ class RunLog:
     def step_back(self, top: EventId) -> AppendBatch | None:
         """The batch in flight, with what the store has lost of acknowledged events in front of it.
 
-        ``top`` is the newest event that the store still has. None when it is not one of this run's earlier events:
-        then somebody else writes this log.
+        ``top`` is the newest event that the store still has. None when it is not older than what was acknowledged:
+        nothing was lost then, and somebody else writes this log.
         """
         if self._in_flight is None or top >= self._in_flight.expected_top:
             return None
@@ -229,7 +229,6 @@ class RunLog:
             self._land()
         self._drop(StopKind.STORE_UNAVAILABLE)
         if not self._outage_told:
-            self._outage_told = True
             self._on_lost(StopKind.STORE_UNAVAILABLE, "to this replica, whose writer of events has failed")
 
     @property
